@@ -5,6 +5,8 @@ sum_j h_j^2 4^-b_j is least while sum_j b_j <= B.
 """
 
 import math
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,8 @@ from numba import njit
 from fedfq.codec.quantize import check_widths, stream_key, uniform
 
 WIDTHS = (0, 2, 4, 8)
+
+Outcome = TypeVar("Outcome")
 
 _WIDTHS = np.array(WIDTHS, dtype=np.uint8)
 _ERROR = 0.25 ** np.arange(9)  # 4^-b, indexed by the width b
@@ -243,3 +247,48 @@ def _spend_last_unit(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) 
         widths[weakest] -= 2
     elif cheap >= 0:
         widths[cheap] = _NEXT[widths[cheap]]
+
+
+def find_step(
+    size: Callable[[float], tuple[float, Outcome]],
+    budget: int,
+    low: float,
+    high: float,
+    guess: float,
+    slope: float,
+    tolerance: float,
+    trials: int,
+) -> tuple[float, float, Outcome | None]:
+    """The step in [low, high] whose size fills the budget to within `tolerance`, by few evaluations.
+
+    Over a step's logarithm the logarithm of the size falls almost linearly, from `slope` on: this is the secant method,
+    kept inside what is known to be too fine and too coarse. `size` returns the bytes at a step and whatever the caller
+    wants to have of the best one. Returns the best step that fits (`high` if none was met, which then must), the slope
+    there, and its outcome.
+    """
+    target = math.log(budget * (1.0 - tolerance / 2))
+    fine = coarse = last = None  # (log step, log size): too large, fitting, and of the trial before
+    outcome: Outcome | None = None
+    x = math.log(min(max(guess, low), high))
+    for _ in range(trials):
+        step = min(max(float(np.float32(math.exp(x))), low), high)
+        bytes_, result = size(step)
+        here = (math.log(step), math.log(max(bytes_, 1.0)))
+        if bytes_ > budget:
+            fine = here if fine is None else max(fine, here)
+        elif coarse is None or here < coarse:
+            coarse, outcome = here, result
+        if bytes_ <= budget and (bytes_ >= budget * (1.0 - tolerance) or step <= low):
+            break
+        if last is not None and last[0] != here[0]:
+            slope = min((here[1] - last[1]) / (here[0] - last[0]), -0.1)
+        last = here
+        x = here[0] + (target - here[1]) / slope
+        if fine is not None and coarse is not None:  # keep well inside of what is known
+            margin = 0.05 * (coarse[0] - fine[0])
+            x = min(max(x, fine[0] + margin), coarse[0] - margin)
+        else:
+            x = min(max(x, here[0] - 3.0), here[0] + 3.0)
+        if bytes_ > budget and step >= high:
+            break
+    return (math.exp(coarse[0]) if coarse else high), slope, outcome

@@ -38,6 +38,8 @@ from .entropy import (
     relearn,
 )
 from .errors import PayloadError
+from .layout import Tile
+from .quantize import Sparse
 
 CONTEXTS = 60
 CONTEXT_OFFSET = 22  # context of an expected |level| of 1; context 0 is 2^-11 and below
@@ -49,7 +51,10 @@ CLASS_PRIOR = 3
 SPARSE_BELOW = 16  # groups are coded in contexts below this one (an expected |level| of 1/8)
 PRIOR_SYMBOLS = 2  # the priors below weigh as much as this many symbols
 
-ROW_SPACINGS = (0, 1, 2, 4)  # half octaves; 0: no classes on this side
+CONTEXTS_PER_SHIFT = 4
+SHIFTS = CONTEXTS // CONTEXTS_PER_SHIFT + 1  # reconstruction points: |level| = 1 by context, and all larger levels
+
+SPACINGS = (0, 1, 2, 4)  # half octaves; 0: no classes on this side
 
 
 def _power(base: float, exponent: int) -> float:
@@ -145,6 +150,15 @@ class Header(NamedTuple):
     column_spacing: int
     column_first: int
     column_last: int
+
+
+class Encoded(NamedTuple):
+    """A coded tile, and how far its entries lie above their levels, by group of contexts (see `SHIFTS`)."""
+
+    header: Header
+    stream: bytes
+    excess_sums: Array
+    excess_counts: Array
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -289,7 +303,14 @@ def _magnitude_symbol(v: int) -> tuple[int, int]:
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _encode(
-    row_starts: Array, columns: Array, levels: Array, width: int, by_size: bool
+    row_starts: Array,
+    columns: Array,
+    levels: Array,
+    excess: Array,
+    width: int,
+    by_size: bool,
+    excess_sums: Array,
+    excess_counts: Array,
 ) -> tuple[Array, tuple[int, int, int, int, int, int, int, int]]:
     height = row_starts.size - 1
     nonzeros = row_starts[height]
@@ -337,6 +358,7 @@ def _encode(
     group_masks = np.zeros(groups, np.uint8)
     masks = np.zeros(blocks, np.uint8)
     row_levels = np.empty(8 * blocks, np.int32)
+    row_excess = np.empty(8 * blocks, np.float32)
     row_order = np.empty(8 * blocks, np.int64)
     row_contexts = np.empty(8 * blocks, np.int64)
     for i in range(height):
@@ -347,6 +369,7 @@ def _encode(
             group_masks[p >> 6] |= np.uint8(1 << ((p >> 3) & 7))
             masks[p >> 3] |= np.uint8(1 << (p & 7))
             row_levels[p] = levels[t]
+            row_excess[p] = excess[t]
         row_context = base + row_spacing * (np.int64(row_classes[i]) - 1)
         found = 0
         for g in range(groups):
@@ -390,6 +413,9 @@ def _encode(
         for t in range(found):
             context = row_contexts[t]
             level = np.int64(row_levels[row_order[t]])
+            group = context // CONTEXTS_PER_SHIFT if abs(level) == 1 else SHIFTS - 1
+            excess_sums[group] += row_excess[row_order[t]]
+            excess_counts[group] += 1
             symbol, low_bits = _magnitude_symbol(abs(level) - 1)
             start = size_cumulative[context, symbol]
             frequency = size_cumulative[context, symbol + 1] - start
@@ -416,16 +442,15 @@ def _encode(
     return rans_encode(operations, n), header
 
 
-def encode_tile(
-    row_starts: Array, columns: Array, levels: Array, width: int, *, by_size: bool
-) -> tuple[Header, bytes]:
-    """Code the non-zero `levels` (int32, row by row, at `columns`) of a matrix with `width` columns.
+def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
+    """Code the non-zero levels of a matrix with `width` columns; there must be one.
 
     `by_size=False` when a level's number says nothing of its magnitude (the widths of Eq. 23), so that classes are
     made from counts.
     """
-    stream, header = _encode(row_starts, columns, levels, width, by_size)
-    return Header(*header), stream.tobytes()
+    excess_sums, excess_counts = np.zeros(SHIFTS), np.zeros(SHIFTS, np.int64)
+    stream, header = _encode(*sparse, width, by_size, excess_sums, excess_counts)
+    return Encoded(Header(*header), stream.tobytes(), excess_sums, excess_counts)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -589,19 +614,19 @@ def _decode(
     return n == nonzeros and x == 1 and at == words.size
 
 
-def decode_tile(
-    header: Header, stream: bytes | memoryview, height: int, width: int, *, offset: int, stride: int
-) -> tuple[Array, Array, Array]:
-    """The inverse of `encode_tile`: positions, levels and contexts of the non-zeros.
+def decode_tile(header: Header, stream: bytes | memoryview, tile: Tile) -> tuple[Array, Array, Array]:
+    """The inverse of `encode_tile`: positions in the tensor, levels and contexts of the non-zeros.
 
-    Row i, column j is at position offset + i * stride + j. The caller has checked the header's ranges, and that it
-    names no more non-zeros than there are cells: what is allocated and done here is bounded by height * width.
+    The caller has checked the header's ranges, and that it names no more non-zeros than there are cells: what is
+    allocated and done here is bounded by the tile's size.
     """
     state, words = rans_open(stream)
     indices = np.empty(header.nonzeros, np.int64)
     levels = np.empty(header.nonzeros, np.int32)
     contexts = np.empty(header.nonzeros, np.uint8)
-    ok = _decode(tuple(header), height, width, state, words, offset, stride, indices, levels, contexts)
+    ok = _decode(
+        tuple(header), tile.height, tile.width, state, words, tile.start, tile.stride, indices, levels, contexts
+    )
     if not ok:
         raise PayloadError("malformed", "a coefficient stream is damaged")
     return indices, levels, contexts

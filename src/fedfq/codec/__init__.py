@@ -1,0 +1,1 @@
+"""Arrays in, bytes out: numpy and numba only, nothing of torch, training or Flower."""

@@ -1,0 +1,168 @@
+"""Payloads back to tensors: `decode`, and `Accumulator` for a server that averages many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from . import payload as pay
+from .entropy import Array
+from .layout import Spec, specs, tiles
+from .quantize import LEVELS
+from .tile import CONTEXTS_PER_SHIFT, SHIFTS, decode_tile
+
+# Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
+_WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
+_WIDTH_SHARE = np.concatenate([np.arange(1, s + 1) / s for s in (LEVELS[2], LEVELS[4], LEVELS[8])])
+
+
+class _Part(NamedTuple):
+    """Decoded entries of one tensor: `values` at `indices`, or all of them where `indices` is None."""
+
+    tensor: int
+    indices: Array | None
+    values: Array
+
+
+def decode(
+    payload: bytes | bytearray | memoryview,
+    *,
+    like: Any = None,
+    max_bytes: int = pay.DEFAULT_MAX_BYTES,
+    threads: int = 1,
+) -> dict[str, Array]:
+    """The update in a payload: names, shapes and dtypes as they were encoded.
+
+    `like` is the model (a mapping or module) that the update belongs to: a payload with other names or shapes is
+    refused before anything is allocated, and dtypes are the model's. It is needed for `layout="digest"`. Without it, an
+    update that takes more than `max_bytes` decoded is refused. dtypes that numpy lacks come back as float32.
+    Whatever the bytes are, this returns finite arrays or raises `PayloadError`.
+    """
+    parsed = _parse(payload, None if like is None else specs(like), max_bytes)
+    assert parsed.layout is not None
+    flats = [np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype) for spec in parsed.layout]
+    for part in _parts(parsed, parsed.layout, threads):
+        if part.indices is None:
+            flats[part.tensor][:] = part.values
+        else:
+            _scatter(flats[part.tensor], part.indices, part.values)
+    return {
+        spec.name: _as_dtype(flat, spec.dtype).reshape(spec.shape) for spec, flat in zip(parsed.layout, flats)
+    }
+
+
+class Accumulator:
+    """The weighted mean of any number of payloads in the memory of one model.
+
+    Plain sections touch only their non-zero entries. A payload that is refused leaves no trace.
+    """
+
+    def __init__(self, like: Any, *, threads: int = 1) -> None:
+        self.layout = specs(like)
+        self.threads = threads
+        self.weight = 0.0
+        self._sums = {
+            spec.name: np.zeros(spec.size, np.float32 if spec.is_float else np.float64) for spec in self.layout
+        }
+
+    def add(self, payload: bytes | bytearray | memoryview, weight: float = 1.0) -> None:
+        """Add weight times the payload's update."""
+        if not (math.isfinite(weight) and weight > 0):
+            raise ValueError(f"weight must be positive and finite, got {weight!r}")
+        parsed = _parse(payload, self.layout, 0)
+        assert parsed.layout is not None
+        parts = _parts(parsed, parsed.layout, self.threads)
+        for part in parts:
+            total = self._sums[parsed.layout[part.tensor].name]
+            if part.indices is None:
+                total += part.values * total.dtype.type(weight)
+            else:
+                _scatter_add(total, part.indices, part.values, np.float32(weight))
+        self.weight += weight
+
+    def mean(self) -> dict[str, Array]:
+        """The mean so far, in the model's dtypes; integers are rounded."""
+        if self.weight == 0.0:
+            raise ValueError("nothing was added yet")
+        result = {}
+        for spec in self.layout:
+            mean = self._sums[spec.name] / self._sums[spec.name].dtype.type(self.weight)
+            result[spec.name] = _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
+        return result
+
+
+def _parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int) -> pay.Payload:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise TypeError(f"a payload is bytes, got {type(data).__name__}")
+    parsed = pay.parse(bytes(data), like, max_bytes)
+    if parsed.layout is None:
+        raise pay.PayloadError("layout", "the payload names its layout by digest only: pass like=model")
+    return parsed
+
+
+def _parts(parsed: pay.Payload, layout: Sequence[Spec], threads: int) -> list[_Part]:
+    """Everything in the payload that is not zero, decoded; all of it, or an error."""
+    work: list[Callable[[], _Part]] = []
+    for number, (spec, section) in enumerate(zip(layout, parsed.sections)):
+        if section.kind in (pay.HALF, pay.SINGLE):
+            work.append(lambda n=number, s=section, p=spec: _Part(n, None, pay.read_floats(s, p)))
+        elif section.kind in (pay.INTEGER, pay.INTEGER_DEFLATED):
+            work.append(lambda n=number, s=section, p=spec: _Part(n, None, pay.read_integers(s, p)))
+        elif section.kind != pay.ZERO:
+            scales, body = None, section.body
+            if section.kind == pay.WIDTHS:
+                scales, body = pay.read_scales(section)
+            for coded in pay.read_tiles(body, tiles(spec.shape)):
+                work.append(lambda n=number, c=coded, s=scales: _decode_tile(n, c, s, parsed))
+    if threads == 1 or len(work) < 2:
+        return [decode_part() for decode_part in work]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(lambda decode_part: decode_part(), work))
+
+
+def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed: pay.Payload) -> _Part:
+    indices, levels, contexts = decode_tile(coded.header, coded.stream, coded.tile)
+    values = np.empty(levels.size, np.float32)
+    if scales is None:
+        _reconstruct(levels, contexts, parsed.step, parsed.shifts, values)
+        return _Part(number, indices, values)
+    sizes = np.abs(levels) - 1
+    if sizes.max() >= _WIDTH_SHARE.size:
+        raise pay.PayloadError("malformed", "a level that no width has")
+    values[:] = np.sign(levels) * scales[_WIDTH_CLASS[sizes]] * _WIDTH_SHARE[sizes]
+    return _Part(number, indices, values)
+
+
+@njit(cache=True, nogil=True)
+def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, values: Array) -> None:
+    """(|level| + shift) step with the sign of the level; what exceeds float32 is clipped to its largest number."""
+    limit = 3.4028234663852886e38
+    for k in range(levels.size):
+        size = abs(levels[k])
+        group = contexts[k] // CONTEXTS_PER_SHIFT if size == 1 else SHIFTS - 1
+        value = min((size + np.float64(shifts[group])) * step, limit)
+        values[k] = value if levels[k] > 0 else -value
+
+
+@njit(cache=True, nogil=True)
+def _scatter(flat: Array, indices: Array, values: Array) -> None:
+    for k in range(indices.size):
+        flat[indices[k]] = values[k]
+
+
+@njit(cache=True, nogil=True)
+def _scatter_add(flat: Array, indices: Array, values: Array, weight: float) -> None:
+    for k in range(indices.size):
+        flat[indices[k]] += weight * values[k]
+
+
+def _as_dtype(flat: Array, dtype: np.dtype[Any]) -> Array:
+    if dtype == np.float16:  # rounding up must not leave the range
+        limit = np.float32(np.finfo(np.float16).max)
+        flat = np.clip(flat, -limit, limit)
+    return flat.astype(dtype, copy=False)

@@ -1,0 +1,80 @@
+"""`inspect`: what a payload holds and what each tensor takes of it, without decoding the coefficients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import payload as pay
+from .layout import Spec, raw_bytes, specs, tiles
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One tensor's share. `nonzeros` counts the entries that are not known to be zero."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    kind: str
+    bytes: int
+    nonzeros: int
+    bits_per_parameter: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """A payload's sizes. `header_bytes` is what does not belong to one tensor: layout, step, checksum."""
+
+    bytes: int
+    raw_bytes: int
+    ratio: float
+    bits_per_parameter: float
+    header_bytes: int
+    layout: str
+    step: float | None
+    nonzeros: int
+    tensors: tuple[TensorReport, ...]
+
+
+def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Report:
+    """Sizes per tensor, bits per parameter, non-zeros, step. A payload whose layout is a digest needs `like=`."""
+    if not isinstance(payload, (bytes, bytearray, memoryview)):
+        raise TypeError(f"a payload is bytes, got {type(payload).__name__}")
+    parsed = pay.parse(bytes(payload), None if like is None else specs(like), max_bytes=1 << 62)
+    if parsed.layout is None:
+        raise pay.PayloadError("layout", "the payload names its layout by digest only: pass like=model")
+    tensors = tuple(_tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections))
+    raw = raw_bytes(parsed.layout)
+    parameters = sum(spec.size for spec in parsed.layout)
+    return Report(
+        bytes=len(payload),
+        raw_bytes=raw,
+        ratio=raw / len(payload),
+        bits_per_parameter=8 * len(payload) / max(1, parameters),
+        header_bytes=len(payload) - sum(tensor.bytes for tensor in tensors),
+        layout="full" if parsed.digest is None else "digest",
+        step=parsed.step or None,
+        nonzeros=sum(tensor.nonzeros for tensor in tensors),
+        tensors=tensors,
+    )
+
+
+def _tensor(spec: Spec, section: pay.Section) -> TensorReport:
+    size = 1 + (len(section.body) + len(pay.varint(len(section.body))) if section.kind != pay.ZERO else 0)
+    if section.kind == pay.ZERO:
+        nonzeros = 0
+    elif section.kind in (pay.PLAIN, pay.WIDTHS):
+        body = section.body if section.kind == pay.PLAIN else pay.read_scales(section)[1]
+        nonzeros = sum(coded.header.nonzeros for coded in pay.read_tiles(body, tiles(spec.shape)))
+    else:
+        nonzeros = spec.size
+    return TensorReport(
+        name=spec.name,
+        shape=spec.shape,
+        dtype=str(spec.dtype),
+        kind=pay.KIND_NAMES[section.kind],
+        bytes=size,
+        nonzeros=nonzeros,
+        bits_per_parameter=8 * size / max(1, spec.size),
+    )

@@ -1,0 +1,225 @@
+"""Named tensors as flat float32 and its two-dimensional views.
+
+Everything the codec knows of an update's structure is here: names, shapes, dtypes, which tensors are quantised, kept
+as float16 or carried exactly, and how a tensor is cut into the tiles that are coded independently.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.lib.stride_tricks import as_strided
+
+from .entropy import Array
+
+TILE_CELLS = 1 << 22
+TILE_SIDE = 1 << 11  # a matrix that is too large is cut into tiles near this square
+FLAT_WIDTH = 256  # a long vector is seen as rows of so many entries, with a scale each
+
+QUANTIZED, KEPT, EXACT = "quantized", "kept", "exact"
+
+# The code of a dtype in a payload is its place in this list. (A long double has another name on every platform.)
+DTYPES = (
+    *("float32", "float64", "float16", np.dtype(np.longdouble).name),
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One tensor's entry in a layout. `dtype` is that of the decoded tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.kind == "f"
+
+    @property
+    def raw_bytes(self) -> int:
+        """What the tensor takes uncompressed: 4 bytes a floating-point entry, native bytes otherwise."""
+        return self.size * (4 if self.is_float else self.dtype.itemsize)
+
+
+class Tile(NamedTuple):
+    """A rectangle of a tensor's two-dimensional view: rows of `width` entries, `stride` apart, from `start` on."""
+
+    start: int
+    stride: int
+    height: int
+    width: int
+
+
+class Matrix(NamedTuple):
+    """A tile and the flat float32 array it lies in."""
+
+    flat: Array
+    start: int
+    stride: int
+    height: int
+    width: int
+
+    def every(self, k: int) -> Matrix:
+        """Every k-th row."""
+        return self._replace(stride=self.stride * k, height=-(-self.height // k))
+
+
+def tiles(shape: tuple[int, ...]) -> list[Tile]:
+    """The tiles of a tensor, row by row of the view (first dimension) x (all others).
+
+    A vector of up to 1,024 entries is one row. A longer one becomes rows of 256 and a rest, as do matrices with
+    fewer than four rows or columns.
+    """
+    size = math.prod(shape)
+    if size == 0:
+        return []
+    height, width = (shape[0], size // shape[0]) if len(shape) > 1 else (1, size)
+    if min(height, width) < 4:
+        height, width = (size // FLAT_WIDTH, FLAT_WIDTH) if size > 4 * FLAT_WIDTH else (1, size)
+    result = [
+        Tile(top * width + left, width, bottom - top, right - left)
+        for top, bottom in _cuts(height, width)
+        for left, right in _cuts(width, height)
+    ]
+    rest = size - height * width
+    if rest:
+        result.append(Tile(height * width, rest, 1, rest))
+    return result
+
+
+def _cuts(side: int, other: int) -> list[tuple[int, int]]:
+    if side * other <= TILE_CELLS:
+        return [(0, side)]
+    pieces = -(-side // max(TILE_SIDE, TILE_CELLS // other))
+    return [(k * side // pieces, (k + 1) * side // pieces) for k in range(pieces)]
+
+
+class Tensor:
+    """A tensor of an update: its spec, and its values tile by tile."""
+
+    def __init__(self, name: str, value: Any, keep: tuple[str, ...] = ()) -> None:
+        self.array = _as_numpy(name, value)
+        self.spec = Spec(name, self.array.shape, _decoded_dtype(name, self.array.dtype))
+        self.kind = EXACT
+        if self.spec.is_float:
+            self.kind = KEPT if any(fnmatchcase(name, pattern) for pattern in keep) else QUANTIZED
+        self.tiles = tiles(self.array.shape)
+
+    def matrix(self, tile: Tile) -> Matrix:
+        """A tile's values as float32: a view, or a copy of this tile where dtype or memory order ask for one."""
+        if self.array.ndim == 2 and not self.array.flags.c_contiguous and tile.stride == self.array.shape[1]:
+            top, left = divmod(tile.start, tile.stride)
+            values = self.array[top : top + tile.height, left : left + tile.width]
+        else:
+            flat = self.array.reshape(-1)
+            if flat.dtype == np.float32 and flat.dtype.isnative:
+                return Matrix(flat, *tile)
+            strides = (tile.stride * flat.itemsize, flat.itemsize)
+            values = as_strided(flat[tile.start :], (tile.height, tile.width), strides, writeable=False)
+        with np.errstate(over="ignore"):  # `peak` sees what does not fit into float32
+            copy = np.ascontiguousarray(values, np.float32).reshape(-1)
+        return Matrix(copy, 0, tile.width, tile.height, tile.width)
+
+    def peak(self) -> float:
+        """The largest magnitude. NaN and infinity, also as float32, are refused."""
+        peak = 0.0
+        for tile in self.tiles:
+            largest = _peak(*self.matrix(tile))
+            if not math.isfinite(largest):
+                raise ValueError(f"tensor {self.spec.name!r} has entries that are not finite in float32")
+            peak = max(peak, largest)
+        return peak
+
+
+def read(update: Any, keep: tuple[str, ...] = ()) -> list[Tensor]:
+    """The tensors of a mapping from names to numpy arrays or torch tensors, of pairs, or of a module."""
+    seen: set[str] = set()
+    tensors = []
+    for name, value in _items(update):
+        if not isinstance(name, str):
+            raise TypeError(f"tensor names must be str, got {name!r}")
+        if name in seen:
+            raise ValueError(f"two tensors are named {name!r}")
+        seen.add(name)
+        tensors.append(Tensor(name, value, keep))
+    return tensors
+
+
+def specs(model: Any) -> list[Spec]:
+    """The layout of a model: of anything that `read` takes."""
+    return [tensor.spec for tensor in read(model)]
+
+
+def raw_bytes(layout: Iterable[Spec]) -> int:
+    """The update's size uncompressed, which ratios refer to."""
+    return sum(spec.raw_bytes for spec in layout)
+
+
+def digest(layout: Iterable[Spec]) -> bytes:
+    """Eight bytes that stand for names and shapes, whatever their order and dtypes."""
+    hashed = hashlib.blake2b(digest_size=8)
+    for spec in by_name(layout):
+        hashed.update(repr((spec.name, spec.shape)).encode())
+    return hashed.digest()
+
+
+def by_name(layout: Iterable[Spec]) -> list[Spec]:
+    return sorted(layout, key=lambda spec: spec.name)
+
+
+def _items(update: Any) -> Iterator[tuple[Any, Any]]:
+    if hasattr(update, "state_dict"):
+        update = update.state_dict()
+    if isinstance(update, Mapping):
+        return iter(update.items())
+    if isinstance(update, Iterable) and not isinstance(update, (str, bytes, np.ndarray)):
+        pairs = list(update)
+        if all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+            return iter(pairs)
+    raise TypeError(f"expected a mapping from names to arrays, got {type(update).__name__}")
+
+
+def _as_numpy(name: str, value: Any) -> Array:
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+        value = value.detach().cpu()
+        try:
+            return np.asarray(value.numpy())
+        except (TypeError, RuntimeError):  # bfloat16 and the like
+            if value.is_floating_point() and not value.is_sparse:
+                return np.asarray(value.float().numpy())
+    raise TypeError(f"tensor {name!r} must be a numpy array or a dense torch tensor, got {type(value).__name__}")
+
+
+def _decoded_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    if dtype.name in DTYPES:
+        return dtype.newbyteorder("=")
+    if dtype.name.startswith(("bfloat", "float8")):  # extension types, which not every reader has
+        return np.dtype(np.float32)
+    raise TypeError(f"tensor {name!r} has dtype {dtype}, which is neither floating point, integer nor boolean")
+
+
+@njit(cache=True, nogil=True)
+def _peak(flat: Array, start: int, stride: int, height: int, width: int) -> float:
+    """max |h|; infinity or NaN if there is one. Magnitudes of floats are ordered as their bits are."""
+    bits = flat.view(np.int32)
+    largest = 0
+    for i in range(height):
+        first = start + i * stride
+        for j in range(width):
+            largest = max(largest, bits[first + j] & 0x7FFFFFFF)
+    return float(np.array([largest], np.int32).view(np.float32)[0])

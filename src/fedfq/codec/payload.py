@@ -1,0 +1,406 @@
+"""The payload format, version 1: docs/FORMAT.md says it in words.
+
+This is the only module that reads untrusted bytes outside the coefficient streams themselves (tile.py). Nothing is
+allocated from a number in the payload before that number was checked against the bytes that are there, the layout or
+the caller's limit.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from . import layout as lay
+from .entropy import Array
+from .errors import PayloadError
+from .layout import Spec, Tile
+from .tile import MAX_CLASS, SHIFTS, SPACINGS, Encoded, Header
+
+MAGIC = b"FQ"
+VERSION = 1
+HEAD = struct.Struct("<2sBBI")  # magic, version, flags, checksum
+
+LAYOUT_IS_DIGEST = 1
+HAS_STEP = 2
+HAS_GAIN = 4  # reserved
+HAS_BASIS = 8  # reserved
+
+ZERO, PLAIN, WIDTHS, HALF, SINGLE, INTEGER, INTEGER_DEFLATED = range(7)
+FLOAT_KINDS = (ZERO, PLAIN, WIDTHS, HALF, SINGLE)
+INTEGER_KINDS = (ZERO, INTEGER, INTEGER_DEFLATED)
+KIND_NAMES = ("zero", "plain", "widths", "float16", "float32", "integer", "integer")
+
+SHIFT_UNIT = 1 / 256  # of a step
+
+MAX_NAME = 1 << 12
+MAX_DIMENSIONS = 32
+MAX_LAYOUT_BYTES = 1 << 24
+DEFAULT_MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Section:
+    """One tensor's part of a payload."""
+
+    kind: int
+    body: bytes | memoryview = b""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A payload taken apart, nothing decoded. `layout` is None where it is a digest and no model was given."""
+
+    layout: list[Spec] | None
+    digest: bytes | None
+    step: float
+    shifts: Array  # float32: reconstruction of |level| is |level| + shift, in steps
+    sections: list[Section]
+
+
+@dataclass(frozen=True)
+class CodedTile:
+    """One tile of a section, its stream still coded."""
+
+    tile: Tile
+    header: Header
+    stream: bytes | memoryview
+
+
+# Writing
+
+
+def varint(value: int) -> bytes:
+    """Seven bits a byte, the lowest first, the top bit set on all but the last."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def write(
+    layout: Sequence[Spec],
+    sections: Sequence[Section],
+    *,
+    as_digest: bool,
+    step: float | None = None,
+    shifts: Array | None = None,
+) -> bytes:
+    """The bytes of a payload; `sections` in the order of `layout`.
+
+    A digest does not tell the order of names, so sections then follow their sorted order.
+    """
+    flags = 0
+    body = bytearray()
+    if as_digest:
+        flags |= LAYOUT_IS_DIGEST
+        body += lay.digest(layout)
+        position = {spec.name: k for k, spec in enumerate(layout)}
+        sections = [sections[position[spec.name]] for spec in lay.by_name(layout)]
+    else:
+        table = _write_layout(layout)
+        body += varint(len(table)) + table
+    if step is not None and shifts is not None:
+        flags |= HAS_STEP
+        used = np.flatnonzero(shifts)
+        first, last = (int(used[0]), int(used[-1])) if used.size else (1, 0)
+        body += struct.pack("<fB", step, first << 4 | last) + shifts[first : last + 1].tobytes()
+    for section in sections:
+        body.append(section.kind)
+        if section.kind != ZERO:
+            body += varint(len(section.body)) + section.body
+    head = HEAD.pack(MAGIC, VERSION, flags, 0)[:4]
+    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + bytes(body)
+
+
+def _write_layout(layout: Sequence[Spec]) -> bytes:
+    table = bytearray()
+    for spec in layout:
+        name = spec.name.encode()
+        table += varint(len(name)) + name + bytes([lay.DTYPES.index(spec.dtype.name), len(spec.shape)])
+        for side in spec.shape:
+            table += varint(side)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return deflate.compress(table) + deflate.flush()
+
+
+def write_tiles(tiles: Sequence[Encoded | None]) -> bytes:
+    """The body of a section's tiles; None for one that is all zero."""
+    bodies = [b"" if tile is None else _write_header(tile.header) + tile.stream for tile in tiles]
+    return b"".join(varint(len(body)) + body for body in bodies[:-1]) + bodies[-1]
+
+
+def _write_header(header: Header) -> bytes:
+    row, column = SPACINGS.index(header.row_spacing), SPACINGS.index(header.column_spacing)
+    out = struct.pack("<Bb", row | column << 2, header.base) + varint(header.nonzeros)
+    if row:
+        out += bytes([header.row_first, header.row_last])
+    if column:
+        out += bytes([header.column_first, header.column_last])
+    return out
+
+
+# Reading
+
+
+def _malformed(message: str) -> NoReturn:
+    raise PayloadError("malformed", message)
+
+
+class Reader:
+    """A cursor over untrusted bytes that cannot leave them."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.at = 0
+
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, size: int) -> memoryview:
+        if size > self.left():
+            raise PayloadError("truncated", f"{size} bytes expected, {self.left()} left")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 63, 7):
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if byte == 0 and shift:
+                    _malformed("a number is longer than it needs to be")
+                return value
+        _malformed("a number exceeds 63 bits")
+
+    def single(self) -> float:
+        return float(struct.unpack("<f", self.take(4))[0])
+
+
+def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DEFAULT_MAX_BYTES) -> Payload:
+    """Take a payload apart. With `like`, another layout is refused here, before anything is allocated."""
+    flags, reader = _open(data)
+    digest = None
+    layout = like
+    if flags & LAYOUT_IS_DIGEST:
+        digest = bytes(reader.take(8))
+        if like is not None:
+            if lay.digest(like) != digest:
+                raise PayloadError("layout", "the payload's layout digest is not that of the given model")
+            layout = lay.by_name(like)
+    else:
+        layout = _read_layout(reader.take(reader.varint()), most=len(data))
+        if like is not None:
+            layout = _as_in_model(layout, like)
+    if layout is not None and like is None and (size := decoded_bytes(layout)) > max_bytes:
+        raise PayloadError("limit", f"the update takes {size} bytes decoded, more than the limit of {max_bytes}")
+    step, shifts = _read_step(reader) if flags & HAS_STEP else (0.0, np.zeros(SHIFTS, np.float32))
+    sections = []
+    for k in range(len(layout)) if layout is not None else range(len(data)):
+        if layout is None and reader.left() == 0:
+            break
+        sections.append(_read_section(reader, None if layout is None else layout[k], bool(flags & HAS_STEP)))
+    if reader.left():
+        _malformed(f"{reader.left()} bytes follow the last section")
+    return Payload(layout, digest, step, shifts, sections)
+
+
+def decoded_bytes(layout: Sequence[Spec]) -> int:
+    return sum(spec.size * max(4, spec.dtype.itemsize) for spec in layout)
+
+
+def _open(data: bytes | memoryview) -> tuple[int, Reader]:
+    reader = Reader(data)
+    if bytes(reader.data[:2]) != MAGIC[: len(reader.data)]:
+        raise PayloadError("magic", "this is not a fedfq payload")
+    magic, version, flags, checksum = HEAD.unpack(reader.take(HEAD.size))
+    if version != VERSION:
+        raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
+    if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:
+        raise PayloadError("checksum", "the payload is damaged: its checksum does not match")
+    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP):
+        raise PayloadError("version", f"the payload uses features this release does not know (flags {flags:#04x})")
+    return flags, reader
+
+
+def _read_layout(packed: memoryview, most: int) -> list[Spec]:
+    inflate = zlib.decompressobj(-15)
+    try:
+        table = inflate.decompress(packed, MAX_LAYOUT_BYTES)
+    except zlib.error as error:
+        raise PayloadError("malformed", "the layout cannot be decompressed") from error
+    if not inflate.eof or inflate.unused_data:
+        _malformed("the layout is not one whole compressed block of acceptable size")
+    reader = Reader(table)
+    layout: list[Spec] = []
+    names: set[str] = set()
+    while reader.left():
+        size = reader.varint()
+        if size > MAX_NAME:
+            _malformed(f"a tensor name of {size} bytes")
+        try:
+            name = bytes(reader.take(size)).decode()
+        except UnicodeDecodeError as error:
+            raise PayloadError("malformed", "a tensor name is not UTF-8") from error
+        if name in names:
+            _malformed(f"two tensors are named {name!r}")
+        names.add(name)
+        code, dimensions = reader.byte(), reader.byte()
+        if code >= len(lay.DTYPES):
+            raise PayloadError("version", f"tensor {name!r} has an unknown dtype (code {code})")
+        if dimensions > MAX_DIMENSIONS:
+            _malformed(f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(reader.varint() for _ in range(dimensions))
+        if math.prod(side for side in shape if side) >= 1 << 60:
+            _malformed(f"tensor {name!r} has an impossible shape {shape}")
+        layout.append(Spec(name, shape, np.dtype(lay.DTYPES[code])))
+        if len(layout) > most:
+            _malformed("more tensors than bytes")
+    return layout
+
+
+def _as_in_model(layout: list[Spec], like: list[Spec]) -> list[Spec]:
+    """The payload's tensors in its order with the model's dtypes, or a refusal that names the first difference."""
+    model = {spec.name: spec for spec in like}
+    for spec in layout:
+        if spec.name not in model:
+            raise PayloadError("layout", f"the payload has a tensor {spec.name!r} that the model lacks")
+        if spec.shape != model[spec.name].shape:
+            expected = model[spec.name].shape
+            raise PayloadError("layout", f"tensor {spec.name!r} has shape {spec.shape}, the model's is {expected}")
+    if len(layout) != len(model):
+        missing = next(iter(set(model) - {spec.name for spec in layout}))
+        raise PayloadError("layout", f"the payload lacks the model's tensor {missing!r}")
+    return [model[spec.name] for spec in layout]
+
+
+def _read_step(reader: Reader) -> tuple[float, Array]:
+    step = reader.single()
+    if not (math.isfinite(step) and step > 0):
+        _malformed(f"a step of {step}")
+    span = reader.byte()
+    first, last = span >> 4, span & 15
+    shifts = np.zeros(SHIFTS, np.float32)
+    packed = reader.take(max(0, last + 1 - first))
+    shifts[first : first + len(packed)] = np.frombuffer(packed, np.int8) * np.float32(SHIFT_UNIT)
+    return step, shifts
+
+
+def _read_section(reader: Reader, spec: Spec | None, has_step: bool) -> Section:
+    kind = reader.byte()
+    if kind >= len(KIND_NAMES):
+        raise PayloadError("version", f"a section of unknown kind {kind}")
+    if spec is not None and kind not in (FLOAT_KINDS if spec.is_float else INTEGER_KINDS):
+        _malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {KIND_NAMES[kind]} section")
+    if kind == PLAIN and not has_step:
+        _malformed("a plain section in a payload without a step")
+    return Section(kind) if kind == ZERO else Section(kind, reader.take(reader.varint()))
+
+
+def read_tiles(body: bytes | memoryview, tiles: Sequence[Tile]) -> list[CodedTile]:
+    """The non-zero tiles of a section, their headers checked."""
+    reader = Reader(body)
+    result = []
+    if not tiles:
+        _malformed("an empty tensor has coefficients")
+    for k, tile in enumerate(tiles):
+        part = Reader(reader.take(reader.varint() if k < len(tiles) - 1 else reader.left()))
+        if part.left():
+            header = _read_header(part, tile.height * tile.width)
+            stream = part.take(part.left())
+            if not stream:
+                raise PayloadError("truncated", "a tile without a stream")
+            result.append(CodedTile(tile, header, stream))
+    return result
+
+
+def _read_header(reader: Reader, cells: int) -> Header:
+    spacings, base = struct.unpack("<Bb", reader.take(2))
+    if spacings > 15:
+        _malformed("unknown tile flags")
+    nonzeros = reader.varint()
+    if not 1 <= nonzeros <= cells:
+        _malformed(f"a tile of {cells} cells with {nonzeros} non-zeros")
+    row, column = SPACINGS[spacings & 3], SPACINGS[spacings >> 2]
+    row_range = _read_class_range(reader) if row else (1, 1)
+    column_range = _read_class_range(reader) if column else (1, 1)
+    return Header(base, nonzeros, row, *row_range, column, *column_range)
+
+
+def _read_class_range(reader: Reader) -> tuple[int, int]:
+    first, last = reader.byte(), reader.byte()
+    if not 1 <= first <= last <= MAX_CLASS:
+        _malformed(f"scale classes from {first} to {last}")
+    return first, last
+
+
+def read_scales(section: Section) -> tuple[Array, memoryview]:
+    """The three scales of a section of widths (for 2, 4 and 8 bits), and the rest of its body."""
+    reader = Reader(section.body)
+    scales = np.frombuffer(reader.take(12), "<f4").astype(np.float32)
+    if not (np.isfinite(scales).all() and (scales >= 0).all()):
+        _malformed("a scale is negative or not finite")
+    return scales, reader.take(reader.left())
+
+
+def read_floats(section: Section, spec: Spec) -> Array:
+    """The values of a float16 or float32 section."""
+    dtype = np.dtype("<f2" if section.kind == HALF else "<f4")
+    if len(section.body) != spec.size * dtype.itemsize:
+        _malformed(f"tensor {spec.name!r}: {len(section.body)} bytes for {spec.size} entries of {dtype}")
+    values = np.frombuffer(section.body, dtype).astype(np.float32)
+    if not np.isfinite(values).all():
+        _malformed(f"tensor {spec.name!r} has entries that are not finite")
+    return values
+
+
+def write_integers(values: Array) -> Section:
+    """Integers in the narrowest dtype that holds them, deflated where that is shorter."""
+    if not values.any():
+        return Section(ZERO)
+    flat = np.ascontiguousarray(values).reshape(-1)
+    if flat.dtype != np.bool_:
+        low, high = int(flat.min()), int(flat.max())
+        names = [name for name in lay.DTYPES[5:] if np.dtype(name).kind == flat.dtype.kind]
+        fits = [name for name in names if np.iinfo(name).min <= low and high <= np.iinfo(name).max]
+        flat = flat.astype(np.dtype(fits[0]).newbyteorder("<"))
+    data = flat.tobytes()
+    code = bytes([lay.DTYPES.index(flat.dtype.name)])
+    packed = zlib.compress(data, 6)
+    if len(packed) < len(data):
+        return Section(INTEGER_DEFLATED, code + packed)
+    return Section(INTEGER, code + data)
+
+
+def read_integers(section: Section, spec: Spec) -> Array:
+    """The values of an integer section in the layout's dtype, flat."""
+    reader = Reader(section.body)
+    code = reader.byte()
+    if code >= len(lay.DTYPES):
+        _malformed(f"tensor {spec.name!r} is stored in an unknown dtype (code {code})")
+    dtype = np.dtype(lay.DTYPES[code])
+    if dtype.kind not in "biu" or not np.can_cast(dtype, spec.dtype):
+        raise PayloadError("layout", f"tensor {spec.name!r} holds {dtype}, which is not safely {spec.dtype}")
+    data: bytes | memoryview = reader.take(reader.left())
+    if section.kind == INTEGER_DEFLATED:
+        inflate = zlib.decompressobj()
+        try:
+            data = inflate.decompress(data, spec.size * dtype.itemsize + 1)
+        except zlib.error as error:
+            raise PayloadError("malformed", f"tensor {spec.name!r} cannot be decompressed") from error
+    if len(data) != spec.size * dtype.itemsize:
+        _malformed(f"tensor {spec.name!r}: {len(data)} bytes for {spec.size} entries of {dtype}")
+    if dtype.kind == "b":
+        return np.frombuffer(data, np.uint8).astype(np.bool_)
+    return np.frombuffer(data, dtype.newbyteorder("<")).astype(spec.dtype)

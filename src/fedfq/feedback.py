@@ -1,0 +1,83 @@
+"""Error feedback: what a payload left out is added to the next update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedfq.codec.codec import Codec
+from fedfq.codec.decode import decode
+from fedfq.codec.entropy import Array
+from fedfq.codec.layout import EXACT, Tensor, read
+
+RESIDUAL, PREVIOUS = "residual/", "previous/"
+
+
+class ErrorFeedback:
+    """A client's memory: p = update + e is encoded, and e becomes p - q, with q what the server will decode.
+
+    `rollback()` undoes the last encode when its payload was lost or refused: its update is then lost as well, but e is
+    again what the server does not have. The state is plain arrays (`state_dict`), for any file format.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.residual: dict[str, Array] = {}
+        self._previous: dict[str, Array] | None = None
+
+    def encode(self, update: Any, seed: int = 0) -> bytes:
+        """The payload of update + memory. If it fails, the memory is as before."""
+        tensors = read(update, self.codec.keep)
+        corrected = {tensor.spec.name: self._corrected(tensor) for tensor in tensors}
+        payload = self.codec.encode(corrected, seed)
+        sent = decode(payload, like=corrected, threads=self.codec.threads)
+        residual = {
+            tensor.spec.name: corrected[tensor.spec.name] - sent[tensor.spec.name]
+            for tensor in tensors
+            if tensor.kind != EXACT
+        }
+        self._previous, self.residual = self.residual, residual
+        return payload
+
+    def _corrected(self, tensor: Tensor) -> Array:
+        """The tensor plus its memory, in float32; tensors that are carried exactly have none."""
+        if tensor.kind == EXACT:
+            return tensor.array
+        with np.errstate(over="ignore"):
+            value = tensor.array.astype(np.float32)
+        memory = self.residual.get(tensor.spec.name)
+        if memory is not None:
+            if memory.shape != value.shape:
+                name, shape = tensor.spec.name, value.shape
+                raise ValueError(f"tensor {name!r} has shape {shape}, its memory has {memory.shape}")
+            value += memory
+        return value
+
+    def rollback(self) -> None:
+        """Back to the memory before the last `encode`."""
+        if self._previous is None:
+            raise ValueError("nothing to roll back: no encode since the last rollback")
+        self.residual, self._previous = self._previous, None
+
+    def state_dict(self) -> dict[str, Array]:
+        """All of the state: the memory, and the one before the last encode if that can be rolled back."""
+        state = {RESIDUAL + name: array for name, array in self.residual.items()}
+        for name, array in (self._previous or {}).items():
+            state[PREVIOUS + name] = array
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore what `state_dict` gave. Nothing changes if it is not such a state."""
+        loaded: dict[str, dict[str, Array]] = {RESIDUAL: {}, PREVIOUS: {}}
+        for key, array in state.items():
+            prefix = next((p for p in loaded if key.startswith(p)), None)
+            if prefix is None:
+                raise ValueError(f"not a state of ErrorFeedback: unexpected entry {key!r}")
+            value = np.array(array, np.float32)
+            if not np.isfinite(value).all():
+                raise ValueError(f"the memory of {key.removeprefix(prefix)!r} is not finite")
+            loaded[prefix][key.removeprefix(prefix)] = value
+        self.residual = loaded[RESIDUAL]
+        self._previous = loaded[PREVIOUS] or None

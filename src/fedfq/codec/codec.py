@@ -171,25 +171,24 @@ class Codec:
                 raise ValueError(f"step={self.step} is too fine: entries of {peak:.6g} need at least {finest:.6g}")
             return attempt(step)
         cells = sum(tensor.spec.size for tensor in tensors)
-        every = max(1, cells // SAMPLE_CELLS)
+        tolerance = 0.01 if cells <= SMALL else 0.04
+        samples = self._map(lambda job: job.sample(cells / SAMPLE_CELLS), jobs)
+        guess = _typical_step(samples, budget - plan.minimum)
+        slope = -1.5
 
-        def estimate(step: float) -> float:
-            sizes = self._map(lambda job: job.sampled_size(every, lambda m: self._encode_tile(m, job.key, step)), jobs)
-            return plan.minimum + sum(sizes)
+        def estimate(step: float) -> tuple[float, None]:
+            sizes = self._map(lambda sample: sample.size(self._encode_tile(sample.matrix, np.uint64(0), step)), samples)
+            return plan.minimum + sum(sizes), None
 
         def fits(step: float) -> tuple[int, bytes]:
             result = attempt(step)
             return len(result), result
 
         floor = max(float(finest), float(np.finfo(np.float32).smallest_subnormal))
-        tolerance = 0.01 if cells <= SMALL else 0.04
-        guess = coarsest / 8
-        slope = -1.5
-        if every > 1:
-            guess, slope = find_step(
-                lambda step: (estimate(step), None), budget, floor, coarsest, guess, slope, tolerance / 4, MAX_TRIALS
-            )[:2]
-        best = find_step(fits, budget, floor, coarsest, guess, slope, tolerance, MAX_TRIALS)[2]
+        if cells > SAMPLE_CELLS:
+            trials = (floor, coarsest, guess, slope, tolerance / 2, MAX_TRIALS)
+            guess, slope, _ = find_step(estimate, budget, *trials)
+        _, _, best = find_step(fits, budget, floor, coarsest, guess, slope, tolerance, MAX_TRIALS)
         return best if best is not None else plan.build({})
 
     def _encode_tile(self, matrix: Matrix, key: np.uint64, step: float) -> Encoded | None:
@@ -264,11 +263,43 @@ class _Job(NamedTuple):
     def matrix(self) -> Matrix:
         return self.tensor.matrix(self.tile)
 
-    def sampled_size(self, every: int, encode: Callable[[Matrix], Encoded | None]) -> float:
-        """About the bytes that the tile will take, from one in `every` of its rows."""
-        every = min(every, max(1, self.tile.height // 8))
-        encoded = encode(self.matrix().every(every))
-        return 0.0 if encoded is None else len(encoded.stream) * (self.tile.height / -(-self.tile.height // every))
+    def sample(self, share: float) -> _Sample:
+        """About one in `share` of its entries, from rows and columns alike as both have scales; small tiles whole."""
+        matrix = self.matrix()
+        rows = min(math.ceil(math.sqrt(max(share, 1.0))), max(1, matrix.height // 64))
+        columns = min(math.ceil(math.sqrt(max(share, 1.0))), max(1, matrix.width // 64))
+        return _Sample(matrix.sample(rows, columns), rows, columns)
+
+
+class _Sample(NamedTuple):
+    """Every so-many-th row and column of a tile."""
+
+    matrix: Matrix
+    rows: int
+    columns: int
+
+    def size(self, encoded: Encoded | None) -> float:
+        """About the bytes that the whole tile will take, from what the sample takes.
+
+        Coefficients grow with both sides, classes with one. (As many again for the header.)
+        """
+        if encoded is None:
+            return 0.0
+        class_bytes = encoded.class_bits / 8
+        return (len(encoded.stream) - class_bytes) * self.rows * self.columns + class_bytes * max(self.rows, self.columns)
+
+
+def _typical_step(samples: Sequence[_Sample], budget: int) -> float:
+    """A first guess: the step that leaves about a non-zero entry for each byte of the budget."""
+    sizes, weights = [], []
+    for sample in samples:
+        flat = sample.matrix.flat[:: 1 + sample.matrix.flat.size // 1024]
+        sizes.append(np.abs(flat))
+        weights.append(np.full(flat.size, sample.matrix.flat.size * sample.rows * sample.columns / flat.size))
+    every = np.concatenate(sizes)
+    order = np.argsort(-every)
+    place = np.searchsorted(np.cumsum(np.concatenate(weights)[order]), max(budget, 1))
+    return 1.2 * float(every[order[min(place, every.size - 1)]]) or float(every.max()) or 1.0
 
 
 class _Plan:

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from .instructions import high_product
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 TOTAL_BITS = 16
@@ -61,25 +63,52 @@ def relearn(
     due[context] = pause[context]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def rans_encode(operations: Array, count: int) -> Array:
+@njit(cache=True, nogil=True)
+def _reciprocals() -> Array:
+    """ceil(2^(63 + s) / f) with s = ceil(log2 f), for every frequency f: to divide by multiplying (Alverson, 1991).
+
+    floor(x / f) is then the upper half of x times this, shifted by s - 1, for x < 2^63 and f >= 2.
+    """
+    result = np.zeros(TOTAL, np.uint64)
+    for f in range(2, TOTAL):
+        shift = 0
+        while (1 << shift) < f:
+            shift += 1
+        quotient, rest = np.uint64(1 << 63) // np.uint64(f), np.uint64(1 << 63) % np.uint64(f)
+        low = ((rest << np.uint64(shift)) + np.uint64(f - 1)) // np.uint64(f)
+        result[f] = (quotient << np.uint64(shift)) + low
+    return result
+
+
+_RECIPROCALS = _reciprocals()
+_SHIFTS = np.array([0, *((f - 1).bit_length() - 1 for f in range(1, TOTAL))], np.int8)
+
+
+def rans_encode(operations: Array) -> bytes:
     """Code operations (start << 16 | frequency) so that a decoder meets them in the given order.
 
     Returns the stream: the final state in as few bytes as it needs, then 32-bit words, all little-endian. Streams
     of up to 8 bytes are state only; in longer ones the state has 5 to 8 bytes, whichever makes the rest whole words.
     """
-    words = np.empty(count // 2 + 2, np.uint32)  # an operation has at most 16 bits
+    return bytes(_rans_encode(operations, _RECIPROCALS, _SHIFTS).data)
+
+
+@njit(cache=True, nogil=True)
+def _rans_encode(operations: Array, reciprocals: Array, shifts: Array) -> Array:
+    words = np.empty(operations.size // 2 + 2, np.uint32)  # an operation has at most 16 bits
     n = 0
     state = np.uint64(1)
-    for i in range(count - 1, -1, -1):
+    for i in range(operations.size - 1, -1, -1):
         start = np.uint64(operations[i] >> np.uint32(16))
         frequency = np.uint64(operations[i] & np.uint32(0xFFFF))
         if state >= frequency << np.uint64(47):
             words[n] = np.uint32(state & np.uint64(0xFFFFFFFF))
             n += 1
             state >>= np.uint64(32)
-        quotient = state // frequency
-        state = (quotient << np.uint64(16)) + (state - quotient * frequency) + start
+        quotient = state
+        if frequency > np.uint64(1):
+            quotient = high_product(state, reciprocals[frequency]) >> np.uint64(shifts[frequency])
+        state += quotient * (np.uint64(TOTAL) - frequency) + start
     x = np.int64(state)
     state_bytes = 1
     while state_bytes < 8 and (x >> (8 * state_bytes)) > 0:

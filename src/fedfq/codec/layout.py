@@ -72,9 +72,11 @@ class Matrix(NamedTuple):
     height: int
     width: int
 
-    def every(self, k: int) -> Matrix:
-        """Every k-th row."""
-        return self._replace(stride=self.stride * k, height=-(-self.height // k))
+    def sample(self, rows: int, columns: int) -> Matrix:
+        """Every so-many-th row and column, copied."""
+        shape, strides = (self.height, self.width), (4 * self.stride, 4)
+        view = as_strided(self.flat[self.start :], shape, strides, writeable=False)[::rows, ::columns]
+        return Matrix(np.ascontiguousarray(view).reshape(-1), 0, view.shape[1], *view.shape)
 
 
 def tiles(shape: tuple[int, ...]) -> list[Tile]:

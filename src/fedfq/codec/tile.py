@@ -54,6 +54,8 @@ PRIOR_SYMBOLS = 2  # the priors below weigh as much as this many symbols
 CONTEXTS_PER_SHIFT = 4
 SHIFTS = CONTEXTS // CONTEXTS_PER_SHIFT + 1  # reconstruction points: |level| = 1 by context, and all larger levels
 
+EXCESS_ROWS = 64  # rows that the excess of entries over their levels is taken from, at least
+
 SPACINGS = (0, 1, 2, 4)  # half octaves; 0: no classes on this side
 
 
@@ -157,6 +159,7 @@ class Encoded(NamedTuple):
 
     header: Header
     stream: bytes
+    class_bits: float  # of the stream, what the classes take
     excess_sums: Array
     excess_counts: Array
 
@@ -222,21 +225,25 @@ def _class_tables(symbols: int) -> tuple[Array, Array, Array, Array, Array]:
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _emit_classes(classes: Array, first: int, last: int, operations: Array, n: int) -> int:
+def _emit_classes(
+    classes: Array, first: int, last: int, operations: Array, n: int, bits: float
+) -> tuple[int, float]:
     symbols = last - first + 2
     counts, floors, cumulative, due, pause = _class_tables(symbols)
     previous = 0
     for k in classes:
         symbol = 0 if k == 0 else np.int64(k) - first + 1
         start = cumulative[previous, symbol]
-        operations[n] = (start << 16) | (cumulative[previous, symbol + 1] - start)
+        frequency = cumulative[previous, symbol + 1] - start
+        operations[n] = (start << 16) | frequency
         n += 1
+        bits += 16.0 - np.log2(float(frequency))
         counts[previous, symbol] += INCREMENT
         due[previous] -= 1
         if due[previous] < 0:
             relearn(counts, floors, cumulative, due, pause, previous, TOTAL)
         previous = symbol
-    return n
+    return n, bits
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -311,7 +318,7 @@ def _encode(
     by_size: bool,
     excess_sums: Array,
     excess_counts: Array,
-) -> tuple[Array, tuple[int, int, int, int, int, int, int, int]]:
+) -> tuple[Array, float, tuple[int, int, int, int, int, int, int, int]]:
     height = row_starts.size - 1
     nonzeros = row_starts[height]
     row_sums = np.zeros(height, np.int64)
@@ -346,21 +353,22 @@ def _encode(
     groups = (blocks + 7) // 8
     operations = np.empty(height + width + height * (blocks + groups) + 2 * nonzeros, np.uint32)
     n = 0
+    bits = 0.0
     if row_spacing:
-        n = _emit_classes(row_classes, row_first, row_last, operations, n)
+        n, bits = _emit_classes(row_classes, row_first, row_last, operations, n, bits)
     if column_spacing:
-        n = _emit_classes(column_classes, column_first, column_last, operations, n)
+        n, bits = _emit_classes(column_classes, column_first, column_last, operations, n, bits)
 
     counts, cumulative = _PATTERN_COUNTS.copy(), _PATTERN_CUMULATIVE.copy()
     due, pause = np.zeros(3 * CONTEXTS, np.int64), np.zeros(3 * CONTEXTS, np.int64)
     size_counts, size_cumulative = _MAGNITUDE_COUNTS.copy(), _MAGNITUDE_CUMULATIVE.copy()
     size_due, size_pause = np.zeros(CONTEXTS, np.int64), np.zeros(CONTEXTS, np.int64)
+    sampled = max(1, height // EXCESS_ROWS)
     group_masks = np.zeros(groups, np.uint8)
     masks = np.zeros(blocks, np.uint8)
     row_levels = np.empty(8 * blocks, np.int32)
-    row_excess = np.empty(8 * blocks, np.float32)
-    row_order = np.empty(8 * blocks, np.int64)
-    row_contexts = np.empty(8 * blocks, np.int64)
+    row_order = np.empty(8 * blocks + 2, np.int64)
+    row_contexts = np.empty(8 * blocks + 2, np.int64)
     for i in range(height):
         if row_classes[i] == 0:
             continue
@@ -369,8 +377,13 @@ def _encode(
             group_masks[p >> 6] |= np.uint8(1 << ((p >> 3) & 7))
             masks[p >> 3] |= np.uint8(1 << (p & 7))
             row_levels[p] = levels[t]
-            row_excess[p] = excess[t]
         row_context = base + row_spacing * (np.int64(row_classes[i]) - 1)
+        if i % sampled == 0:
+            for t in range(row_starts[i], row_starts[i + 1]):
+                context = _bounded(row_context + column_context[position[columns[t]] >> 3])
+                group = context // CONTEXTS_PER_SHIFT if abs(levels[t]) == 1 else SHIFTS - 1
+                excess_sums[group] += excess[t]
+                excess_counts[group] += 1
         found = 0
         for g in range(groups):
             table = _bounded(row_context + column_context[min(8 * g + 3, blocks - 1)])
@@ -406,16 +419,14 @@ def _encode(
                 due[table] -= 1
                 if due[table] < 0:
                     relearn(counts, _PATTERN_FLOORS, cumulative, due, pause, table, TOTAL)
-                for k in range(ones):
-                    row_order[found] = 8 * b + _POSITIONS[pattern, k]
-                    row_contexts[found] = context
-                    found += 1
+                # Two are written in any case: whether there is one or two is hard to predict, a third is rare.
+                for k in range(max(2, ones)):
+                    row_order[found + k] = 8 * b + _POSITIONS[pattern, k]
+                    row_contexts[found + k] = context
+                found += ones
         for t in range(found):
             context = row_contexts[t]
             level = np.int64(row_levels[row_order[t]])
-            group = context // CONTEXTS_PER_SHIFT if abs(level) == 1 else SHIFTS - 1
-            excess_sums[group] += row_excess[row_order[t]]
-            excess_counts[group] += 1
             symbol, low_bits = _magnitude_symbol(abs(level) - 1)
             start = size_cumulative[context, symbol]
             frequency = size_cumulative[context, symbol + 1] - start
@@ -439,7 +450,7 @@ def _encode(
         column_first,
         column_last,
     )
-    return rans_encode(operations, n), header
+    return operations[:n], bits, header
 
 
 def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
@@ -449,8 +460,8 @@ def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
     made from counts.
     """
     excess_sums, excess_counts = np.zeros(SHIFTS), np.zeros(SHIFTS, np.int64)
-    stream, header = _encode(*sparse, width, by_size, excess_sums, excess_counts)
-    return Encoded(Header(*header), stream.tobytes(), excess_sums, excess_counts)
+    operations, class_bits, header = _encode(*sparse, width, by_size, excess_sums, excess_counts)
+    return Encoded(Header(*header), rans_encode(operations), class_bits, excess_sums, excess_counts)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import decode
-from fedfq.codec.entropy import Array
+from fedfq.codec.kernels import Array
 from fedfq.codec.layout import EXACT, Tensor, read
 
 RESIDUAL, PREVIOUS = "residual/", "previous/"

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from fedfq.codec.quantize import check_widths, stream_key, uniform
+from .kernels import kernel
+from .quantize import check_widths, stream_key, uniform
 
 WIDTHS = (0, 2, 4, 8)
 
@@ -126,7 +126,7 @@ def _start(size: int, budget_bits: int) -> npt.NDArray[np.uint8]:
     return ranked
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _objective(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) -> float:
     total = 0.0
     for j in range(h.size):
@@ -134,7 +134,7 @@ def _objective(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) -> flo
     return total
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _anneal(
     h: npt.NDArray[np.float32],
     widths: npt.NDArray[np.uint8],
@@ -171,7 +171,7 @@ def _anneal(
     return value
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _first_gain_left_out(h: npt.NDArray[np.float32], units: int) -> tuple[float, int]:
     """The gain per unit at which the greedy order runs out, and the units then left for raises of that gain.
 
@@ -195,7 +195,7 @@ def _first_gain_left_out(h: npt.NDArray[np.float32], units: int) -> tuple[float,
     return np.uint64(prefix).view(np.float64), units
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _take_gains(h: npt.NDArray[np.float32], gain: float, spare: int, widths: npt.NDArray[np.uint8]) -> int:
     """Take all raises with more than `gain` per unit, then those with just `gain` while `spare` lasts.
 
@@ -217,7 +217,7 @@ def _take_gains(h: npt.NDArray[np.float32], gain: float, spare: int, widths: npt
     return spare
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _spend_last_unit(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) -> None:
     """Finish greedy widths that leave one unit because the next raise in order, 4->8 with gain c, costs two.
 

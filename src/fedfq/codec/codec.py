@@ -11,8 +11,8 @@ import numpy as np
 
 from . import payload as pay
 from .allocate import cgsa, exact, find_step
-from .entropy import Array
 from .errors import BudgetError
+from .kernels import Array
 from .layout import EXACT, KEPT, QUANTIZED, Matrix, Spec, Tensor, Tile, raw_bytes, read
 from .quantize import (
     Sparse,
@@ -44,7 +44,7 @@ class Codec:
 
     Exactly one of these says how large a payload may be:
 
-    ratio               raw size / payload size, at least; raw is 4 bytes a floating-point entry (native bytes otherwise)
+    ratio               raw size / payload size, at least; raw is 4 bytes a floating-point entry, native bytes else
     bits_per_parameter  of the payload, per floating-point entry, at most
     max_bytes           of the payload
     step                no budget: this quantisation step, whatever it takes (waterfill only)
@@ -130,7 +130,10 @@ class Codec:
         plan = _Plan(tensors, as_digest=self.layout == "digest")
         peaks = self._map(Tensor.peak, [tensor for tensor in tensors if tensor.kind != EXACT])
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
-        peak = max((p for p, t in zip(peaks, (t for t in tensors if t.kind != EXACT)) if t.kind == QUANTIZED), default=0.0)
+        peak = max(
+            (p for p, t in zip(peaks, (t for t in tensors if t.kind != EXACT)) if t.kind == QUANTIZED),
+            default=0.0,
+        )
         budget = self._budget(plan.layout)
         if budget is not None:
             plan.check(budget)
@@ -149,9 +152,7 @@ class Codec:
 
     # Water-filling
 
-    def _waterfill(
-        self, plan: _Plan, tensors: list[Tensor], peak: float, budget: int | None, seed: int
-    ) -> bytes:
+    def _waterfill(self, plan: _Plan, tensors: list[Tensor], peak: float, budget: int | None, seed: int) -> bytes:
         finest = np.float32(peak / (MAX_MAGNITUDE - 2))
         coarsest = min(2.0 * peak, float(np.finfo(np.float32).max))
         jobs = [
@@ -286,7 +287,9 @@ class _Sample(NamedTuple):
         if encoded is None:
             return 0.0
         class_bytes = encoded.class_bits / 8
-        return (len(encoded.stream) - class_bytes) * self.rows * self.columns + class_bytes * max(self.rows, self.columns)
+        return (len(encoded.stream) - class_bytes) * self.rows * self.columns + class_bytes * max(
+            self.rows, self.columns
+        )
 
 
 def _typical_step(samples: Sequence[_Sample], budget: int) -> float:
@@ -298,7 +301,7 @@ def _typical_step(samples: Sequence[_Sample], budget: int) -> float:
         weights.append(np.full(flat.size, sample.matrix.flat.size * sample.rows * sample.columns / flat.size))
     every = np.concatenate(sizes)
     order = np.argsort(-every)
-    place = np.searchsorted(np.cumsum(np.concatenate(weights)[order]), max(budget, 1))
+    place = int(np.searchsorted(np.cumsum(np.concatenate(weights)[order]), max(budget, 1)))
     return 1.2 * float(every[order[min(place, every.size - 1)]]) or float(every.max()) or 1.0
 
 
@@ -349,14 +352,15 @@ def _by_tensor(jobs: Sequence[_Job], tiles: Sequence[Encoded | None]) -> dict[st
     grouped: dict[str, list[Encoded | None]] = {}
     for job, tile in zip(jobs, tiles):
         grouped.setdefault(job.tensor.spec.name, []).append(tile)
-    return {
-        name: pay.Section(pay.PLAIN, pay.write_tiles(group)) for name, group in grouped.items() if any(group)
-    }
+    return {name: pay.Section(pay.PLAIN, pay.write_tiles(group)) for name, group in grouped.items() if any(group)}
 
 
 def _encode_codes(codes: Array, tile: Tile) -> Encoded | None:
     rows = np.lib.stride_tricks.as_strided(
-        codes[tile.start :], (tile.height, tile.width), (tile.stride * codes.itemsize, codes.itemsize), writeable=False
+        codes[tile.start :],
+        (tile.height, tile.width),
+        (tile.stride * codes.itemsize, codes.itemsize),
+        writeable=False,
     )
     sparse: Sparse = nonzero(rows)
     return encode_tile(sparse, tile.width, by_size=False) if sparse.levels.size else None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from . import payload as pay
-from .entropy import Array
+from .errors import PayloadError
+from .kernels import Array, kernel
 from .layout import Spec, specs, tiles
 from .quantize import LEVELS
 from .tile import CONTEXTS_PER_SHIFT, SHIFTS, decode_tile
@@ -51,9 +52,7 @@ def decode(
             flats[part.tensor][:] = part.values
         else:
             _scatter(flats[part.tensor], part.indices, part.values)
-    return {
-        spec.name: _as_dtype(flat, spec.dtype).reshape(spec.shape) for spec, flat in zip(parsed.layout, flats)
-    }
+    return {spec.name: _as_dtype(flat, spec.dtype).reshape(spec.shape) for spec, flat in zip(parsed.layout, flats)}
 
 
 class Accumulator:
@@ -66,7 +65,7 @@ class Accumulator:
         self.layout = specs(like)
         self.threads = threads
         self.weight = 0.0
-        self._sums = {
+        self._sums: dict[str, Array] = {
             spec.name: np.zeros(spec.size, np.float32 if spec.is_float else np.float64) for spec in self.layout
         }
 
@@ -101,7 +100,7 @@ def _parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_by
         raise TypeError(f"a payload is bytes, got {type(data).__name__}")
     parsed = pay.parse(bytes(data), like, max_bytes)
     if parsed.layout is None:
-        raise pay.PayloadError("layout", "the payload names its layout by digest only: pass like=model")
+        raise PayloadError("layout", "the payload names its layout by digest only: pass like=model")
     return parsed
 
 
@@ -109,20 +108,21 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], threads: int) -> list[_P
     """Everything in the payload that is not zero, decoded; all of it, or an error."""
     work: list[Callable[[], _Part]] = []
     for number, (spec, section) in enumerate(zip(layout, parsed.sections)):
-        if section.kind in (pay.HALF, pay.SINGLE):
-            work.append(lambda n=number, s=section, p=spec: _Part(n, None, pay.read_floats(s, p)))
-        elif section.kind in (pay.INTEGER, pay.INTEGER_DEFLATED):
-            work.append(lambda n=number, s=section, p=spec: _Part(n, None, pay.read_integers(s, p)))
+        if section.kind in (pay.HALF, pay.SINGLE, pay.INTEGER, pay.INTEGER_DEFLATED):
+            work.append(partial(_whole, number, section, spec))
         elif section.kind != pay.ZERO:
-            scales, body = None, section.body
-            if section.kind == pay.WIDTHS:
-                scales, body = pay.read_scales(section)
+            scales, body = pay.read_scales(section) if section.kind == pay.WIDTHS else (None, section.body)
             for coded in pay.read_tiles(body, tiles(spec.shape)):
-                work.append(lambda n=number, c=coded, s=scales: _decode_tile(n, c, s, parsed))
+                work.append(partial(_decode_tile, number, coded, scales, parsed))
     if threads == 1 or len(work) < 2:
         return [decode_part() for decode_part in work]
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda decode_part: decode_part(), work))
+
+
+def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:
+    read = pay.read_floats if section.kind in (pay.HALF, pay.SINGLE) else pay.read_integers
+    return _Part(number, None, read(section, spec))
 
 
 def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed: pay.Payload) -> _Part:
@@ -133,12 +133,12 @@ def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed
         return _Part(number, indices, values)
     sizes = np.abs(levels) - 1
     if sizes.max() >= _WIDTH_SHARE.size:
-        raise pay.PayloadError("malformed", "a level that no width has")
+        raise PayloadError("malformed", "a level that no width has")
     values[:] = np.sign(levels) * scales[_WIDTH_CLASS[sizes]] * _WIDTH_SHARE[sizes]
     return _Part(number, indices, values)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, values: Array) -> None:
     """(|level| + shift) step with the sign of the level; what exceeds float32 is clipped to its largest number."""
     limit = 3.4028234663852886e38
@@ -149,13 +149,13 @@ def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, val
         values[k] = value if levels[k] > 0 else -value
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scatter(flat: Array, indices: Array, values: Array) -> None:
     for k in range(indices.size):
         flat[indices[k]] = values[k]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _scatter_add(flat: Array, indices: Array, values: Array, weight: float) -> None:
     for k in range(indices.size):
         flat[indices[k]] += weight * values[k]

@@ -14,14 +14,9 @@ that does not end at 1 with all words used has read a damaged stream.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import njit
 
-from .instructions import high_product
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from .kernels import Array, Int, high_product, kernel
 
 TOTAL_BITS = 16
 TOTAL = 1 << TOTAL_BITS
@@ -29,8 +24,8 @@ LOWER_BOUND = 1 << 31  # a state below this takes in another 32-bit word
 INCREMENT = 16  # what one symbol adds to its count: priors can be as small as 1/16 of a symbol
 
 
-@njit(cache=True, nogil=True)
-def rebuild(counts: Array, floors: Array, cumulative: Array, total: int) -> None:
+@kernel
+def rebuild(counts: Array, floors: Array, cumulative: Array, total: Int) -> None:
     """Frequencies in proportion to the counts, each at least its floor, that sum to `total` exactly.
 
     What rounding leaves over goes to symbol 0, in nearly every use here the most frequent one.
@@ -49,9 +44,9 @@ def rebuild(counts: Array, floors: Array, cumulative: Array, total: int) -> None
     cumulative[0] = 0
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def relearn(
-    counts: Array, floors: Array, cumulative: Array, due: Array, pause: Array, context: int, total: int
+    counts: Array, floors: Array, cumulative: Array, due: Array, pause: Array, context: Int, total: Int
 ) -> None:
     """Rebuild the table of `context`, and say in how many symbols the next rebuild is `due`.
 
@@ -63,7 +58,7 @@ def relearn(
     due[context] = pause[context]
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _reciprocals() -> Array:
     """ceil(2^(63 + s) / f) with s = ceil(log2 f), for every frequency f: to divide by multiplying (Alverson, 1991).
 
@@ -93,7 +88,7 @@ def rans_encode(operations: Array) -> bytes:
     return bytes(_rans_encode(operations, _RECIPROCALS, _SHIFTS).data)
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _rans_encode(operations: Array, reciprocals: Array, shifts: Array) -> Array:
     words = np.empty(operations.size // 2 + 2, np.uint32)  # an operation has at most 16 bits
     n = 0
@@ -134,8 +129,8 @@ def rans_open(stream: bytes | memoryview) -> tuple[int, Array]:
     return state, words.astype(np.uint32)
 
 
-@njit(cache=True, nogil=True)
-def rans_undo(x: int, start: int, frequency: int) -> int:
+@kernel
+def rans_undo(x: Int, start: Int, frequency: Int) -> Int:
     """Take the symbol [start, start + frequency) off the state.
 
     After it, callers let a low state take in a word; a used-up stream goes on with the state alone:

@@ -14,9 +14,7 @@ class BudgetError(FedFQError, ValueError):
     """
 
     def __init__(self, budget: int, minimum: int) -> None:
-        super().__init__(
-            f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes"
-        )
+        super().__init__(f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes")
         self.budget = budget
         self.minimum = minimum
 

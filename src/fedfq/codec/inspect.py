@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import payload as pay
+from .errors import PayloadError
 from .layout import Spec, raw_bytes, specs, tiles
 
 
@@ -43,7 +44,7 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
         raise TypeError(f"a payload is bytes, got {type(payload).__name__}")
     parsed = pay.parse(bytes(payload), None if like is None else specs(like), max_bytes=1 << 62)
     if parsed.layout is None:
-        raise pay.PayloadError("layout", "the payload names its layout by digest only: pass like=model")
+        raise PayloadError("layout", "the payload names its layout by digest only: pass like=model")
     tensors = tuple(_tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections))
     raw = raw_bytes(parsed.layout)
     parameters = sum(spec.size for spec in parsed.layout)

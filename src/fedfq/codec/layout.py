@@ -14,10 +14,9 @@ from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.lib.stride_tricks import as_strided
 
-from .entropy import Array
+from .kernels import Array, kernel
 
 TILE_CELLS = 1 << 22
 TILE_SIDE = 1 << 11  # a matrix that is too large is cut into tiles near this square
@@ -215,7 +214,7 @@ def _decoded_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     raise TypeError(f"tensor {name!r} has dtype {dtype}, which is neither floating point, integer nor boolean")
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _peak(flat: Array, start: int, stride: int, height: int, width: int) -> float:
     """max |h|; infinity or NaN if there is one. Magnitudes of floats are ordered as their bits are."""
     bits = flat.view(np.int32)

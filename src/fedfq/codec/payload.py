@@ -17,8 +17,8 @@ from typing import NoReturn
 import numpy as np
 
 from . import layout as lay
-from .entropy import Array
 from .errors import PayloadError
+from .kernels import Array
 from .layout import Spec, Tile
 from .tile import MAX_CLASS, SHIFTS, SPACINGS, Encoded, Header
 
@@ -224,7 +224,7 @@ def _open(data: bytes | memoryview) -> tuple[int, Reader]:
     reader = Reader(data)
     if bytes(reader.data[:2]) != MAGIC[: len(reader.data)]:
         raise PayloadError("magic", "this is not a fedfq payload")
-    magic, version, flags, checksum = HEAD.unpack(reader.take(HEAD.size))
+    _, version, flags, checksum = HEAD.unpack(reader.take(HEAD.size))
     if version != VERSION:
         raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
     if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:

@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
-from .entropy import Array
-from .instructions import LANES, large_lanes, lowest_bit
+from .kernels import LANES, Array, Int, kernel, large_lanes, lowest_bit
 from .layout import Matrix
 
 LEVELS = tuple(0 if width == 0 else 2 ** (width - 1) for width in range(9))
@@ -35,7 +33,7 @@ OFFSET = 60  # of which this is 1
 NEVER = -1000
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _mix(x: np.uint64) -> np.uint64:
     """The finaliser of splitmix64 (Steele, Lea and Flood, 2014): a bijection that scatters 64 bits."""
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
@@ -43,12 +41,12 @@ def _mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _derive_key(seed: np.uint64, stream: np.uint64) -> np.uint64:
     return _mix(_mix(seed + _GOLDEN) ^ (stream * _GOLDEN))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def uniform(key: np.uint64, index: int) -> float:
     """Number `index` of the sequence of `key` (see `stream_key`), in [0, 1), a multiple of 2^-53.
 
@@ -177,7 +175,7 @@ def nonzero(levels: Array) -> Sparse:
     )
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _gather(
     flat: Array,
     start: int,
@@ -197,7 +195,7 @@ def _gather(
         first = start + i * stride
         whole = width - width % LANES
         for j in range(0, whole, LANES):
-            lanes = large_lanes(flat, first + j, cut_bits)
+            lanes: Int = large_lanes(flat, first + j, cut_bits)
             while lanes:
                 column = j + lowest_bit(lanes)
                 lanes &= lanes - 1
@@ -211,15 +209,13 @@ def _gather(
     row_starts[height] = n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _half_octaves(total: int) -> int:
     return int(np.floor(2 * np.log2(float(total)) + 0.5)) if total > 0 else NEVER
 
 
-@njit(cache=True, nogil=True)
-def _deadzone(
-    row_starts: Array, columns: Array, values: Array, width: int, step: float, levels: Array
-) -> None:
+@kernel
+def _deadzone(row_starts: Array, columns: Array, values: Array, width: int, step: float, levels: Array) -> None:
     height = row_starts.size - 1
     inverse = 1.0 / step
     every = max(1, height // STATISTICS_ROWS)
@@ -254,7 +250,7 @@ def _deadzone(
     row_starts[height] = n
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _thresholds(
     row_starts: Array, columns: Array, values: Array, inverse: float, rows: Array, sides: Array, every: int
 ) -> Array:
@@ -281,7 +277,7 @@ def _thresholds(
     return thresholds
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _stochastic(
     flat: Array,
     start: int,
@@ -306,23 +302,21 @@ def _stochastic(
     row_starts[height] = n
 
 
-@njit(cache=True, nogil=True)
-def _class_scales(
-    h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]
-) -> None:
+@kernel
+def _class_scales(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> None:
     for j in range(h.size):
         if widths[j] > 0:
             scales[widths[j]] = max(scales[widths[j]], abs(h[j]))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _round_up_or_down(x: float, key: np.uint64, index: int) -> float:
     """floor(x) or floor(x) + 1, with expectation x."""
     low = np.floor(x)
     return low + 1.0 if uniform(key, index) < x - low else low
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _stochastic_levels(
     h: npt.NDArray[np.float32],
     widths: npt.NDArray[np.uint8],
@@ -342,7 +336,7 @@ def _stochastic_levels(
         levels[j] = np.int16(math.copysign(level, h[j]))
 
 
-@njit(cache=True, nogil=True)
+@kernel
 def _dequantize_levels(
     levels: npt.NDArray[np.int16],
     widths: npt.NDArray[np.uint8],
@@ -356,14 +350,10 @@ def _dequantize_levels(
             values[j] = 0.0
 
 
-def check_widths(
-    values: npt.NDArray[np.float32] | npt.NDArray[np.int16], widths: npt.NDArray[np.uint8]
-) -> None:
+def check_widths(values: npt.NDArray[np.float32] | npt.NDArray[np.int16], widths: npt.NDArray[np.uint8]) -> None:
     """The kernels index tables of nine entries by width, unchecked: refuse what would read past them."""
     if values.ndim != 1 or values.shape != widths.shape or widths.dtype != np.uint8:
-        raise ValueError(
-            f"expected flat vectors of one length, widths in uint8: {values.shape}, {widths.shape}"
-        )
+        raise ValueError(f"expected flat vectors of one length, widths in uint8: {values.shape}, {widths.shape}")
     if widths.size and widths.max() > 8:
         raise ValueError(f"width {widths.max()} exceeds 8 bits")
 

@@ -10,7 +10,8 @@ Classes are sent, coded by an adaptive table in the context of the class before.
 |level| in a block is the product of its classes; its logarithm in half octaves is the *context*. A block is coded as
 its number of non-zeros (0-8, one adaptive table a context) and which of the equally many patterns it is. Where
 non-zeros are sparse, the group is coded first, in the same way, as the pattern of its blocks that are not all zero,
-and only those follow. As every context learns how clustered its non-zeros are, neighbours need no contexts of their own.
+and only those follow. As every context learns how clustered its non-zeros are, neighbours need no contexts of their
+own.
 
 *Levels.* Each non-zero is coded as sign and magnitude (one adaptive table a context): 1 to 8 as such, larger ones as
 half an octave and its low bits.
@@ -20,17 +21,16 @@ Each row is coded as its blocks, then its levels.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import comb
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from .entropy import (
     INCREMENT,
     LOWER_BOUND,
     TOTAL,
-    Array,
     rans_encode,
     rans_open,
     rans_undo,
@@ -38,6 +38,7 @@ from .entropy import (
     relearn,
 )
 from .errors import PayloadError
+from .kernels import Array, Int, kernel
 from .layout import Tile
 from .quantize import Sparse
 
@@ -88,7 +89,7 @@ def _magnitude_prior(context: int) -> list[int]:
     """Magnitudes before anything was seen: geometric."""
     decay = max(0.2, _expected_level(context) / (1 + _expected_level(context)))
     starts = [_first_magnitude(s) for s in range(MAGNITUDE_SYMBOLS + 1)]
-    return _as_counts([_power(decay, a - 1) - _power(decay, b - 1) for a, b in zip(starts, starts[1:])])
+    return _as_counts([_power(decay, a - 1) - _power(decay, b - 1) for a, b in pairwise(starts)])
 
 
 def _first_magnitude(symbol: int) -> int:
@@ -164,8 +165,8 @@ class Encoded(NamedTuple):
     excess_counts: Array
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _axis_gain(sums: Array, total: float, classes: Array, spacing: int) -> float:
+@kernel
+def _axis_gain(sums: Array, total: float, classes: Array, spacing: Int) -> float:
     """Bits that classes of this spacing save in the positions, less what they cost to send."""
     size = sums.size
     members = np.zeros(MAX_CLASS + 1)
@@ -186,8 +187,8 @@ def _axis_gain(sums: Array, total: float, classes: Array, spacing: int) -> float
     return gain
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _choose_classes(sums: Array, total: int) -> tuple[int, Array]:
+@kernel
+def _choose_classes(sums: Array, total: Int) -> tuple[Int, Array]:
     """The spacing (0: none) that saves most, and the classes."""
     best_gain = 16.0
     best_spacing = 0
@@ -203,10 +204,10 @@ def _choose_classes(sums: Array, total: int) -> tuple[int, Array]:
     return best_spacing, best
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _class_range(classes: Array) -> tuple[int, int]:
-    first = MAX_CLASS
-    last = 1
+@kernel
+def _class_range(classes: Array) -> tuple[Int, Int]:
+    first: Int = MAX_CLASS
+    last: Int = 1
     for k in classes:
         if k > 0:
             first = min(first, np.int64(k))
@@ -214,8 +215,8 @@ def _class_range(classes: Array) -> tuple[int, int]:
     return first, last
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _class_tables(symbols: int) -> tuple[Array, Array, Array, Array, Array]:
+@kernel
+def _class_tables(symbols: Int) -> tuple[Array, Array, Array, Array, Array]:
     counts = np.full((symbols, symbols), CLASS_PRIOR, np.int64)
     cumulative = np.empty((symbols, symbols + 1), np.int64)
     floors = np.ones(symbols, np.int64)
@@ -224,10 +225,8 @@ def _class_tables(symbols: int) -> tuple[Array, Array, Array, Array, Array]:
     return counts, floors, cumulative, np.zeros(symbols, np.int64), np.zeros(symbols, np.int64)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _emit_classes(
-    classes: Array, first: int, last: int, operations: Array, n: int, bits: float
-) -> tuple[int, float]:
+@kernel
+def _emit_classes(classes: Array, first: Int, last: Int, operations: Array, n: Int, bits: float) -> tuple[Int, float]:
     symbols = last - first + 2
     counts, floors, cumulative, due, pause = _class_tables(symbols)
     previous = 0
@@ -246,7 +245,7 @@ def _emit_classes(
     return n, bits
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _sorted_columns(classes: Array) -> Array:
     """Columns by falling class, in their own order within one; all-zero columns are left out."""
     place = np.zeros(MAX_CLASS + 2, np.int64)
@@ -264,8 +263,8 @@ def _sorted_columns(classes: Array) -> Array:
     return order
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _block_contexts(classes: Array, order: Array, spacing: int) -> Array:
+@kernel
+def _block_contexts(classes: Array, order: Array, spacing: Int) -> Array:
     """A block's column share of its context, from the class of its fourth column."""
     blocks = (order.size + 7) // 8
     result = np.empty(blocks, np.int64)
@@ -277,16 +276,16 @@ def _block_contexts(classes: Array, order: Array, spacing: int) -> Array:
     return result
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _bounded(context: int) -> int:
+@kernel
+def _bounded(context: Int) -> Int:
     return min(max(context, 0), CONTEXTS - 1)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _pattern_operation(start: int, frequency: int, pattern: int, ones: int, width: int) -> int:
+@kernel
+def _pattern_operation(start: Int, frequency: Int, pattern: Int, ones: Int, width: Int) -> Int:
     """The part of the range that belongs to one pattern of `width` cells with so many `ones`.
 
-    The C(width, ones) patterns share the frequency of `ones` evenly: pattern r of c has [ceil(r f / c), ceil((r + 1) f / c)).
+    The c = C(width, ones) patterns share the frequency f of `ones` evenly: r has [ceil(r f/c), ceil((r+1) f/c)).
     """
     if ones == 0:
         return start << 16 | frequency
@@ -297,8 +296,8 @@ def _pattern_operation(start: int, frequency: int, pattern: int, ones: int, widt
     return (start + lower) << 16 | (upper - lower)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _magnitude_symbol(v: int) -> tuple[int, int]:
+@kernel
+def _magnitude_symbol(v: Int) -> tuple[Int, Int]:
     """Symbol and number of low bits of v = magnitude - 1."""
     if v < 8:
         return v, 0
@@ -308,17 +307,17 @@ def _magnitude_symbol(v: int) -> tuple[int, int]:
     return 8 + 2 * (octave - 3) + ((v >> (octave - 1)) & 1), octave - 1
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _encode(
     row_starts: Array,
     columns: Array,
     levels: Array,
     excess: Array,
-    width: int,
+    width: Int,
     by_size: bool,
     excess_sums: Array,
     excess_counts: Array,
-) -> tuple[Array, float, tuple[int, int, int, int, int, int, int, int]]:
+) -> tuple[Array, float, tuple[Int, Int, Int, Int, Int, Int, Int, Int]]:
     height = row_starts.size - 1
     nonzeros = row_starts[height]
     row_sums = np.zeros(height, np.int64)
@@ -326,7 +325,7 @@ def _encode(
     total = 0
     for i in range(height):
         for t in range(row_starts[i], row_starts[i + 1]):
-            size = abs(np.int64(levels[t])) if by_size else 1
+            size: Int = abs(np.int64(levels[t])) if by_size else 1
             row_sums[i] += size
             column_sums[columns[t]] += size
             total += size
@@ -388,12 +387,12 @@ def _encode(
         for g in range(groups):
             table = _bounded(row_context + column_context[min(8 * g + 3, blocks - 1)])
             sparse = table < SPARSE_BELOW
-            mask = np.int64(group_masks[g])
+            mask: Int = np.int64(group_masks[g])
             group_masks[g] = 0
             members = min(8, blocks - 8 * g)
             if sparse:
                 table += GROUP
-                ones = np.int64(_ONES[mask])
+                ones: Int = np.int64(_ONES[mask])
                 start = cumulative[table, ones]
                 frequency = cumulative[table, ones + 1] - start
                 operations[n] = _pattern_operation(start, frequency, mask, ones, members)
@@ -453,7 +452,7 @@ def _encode(
     return operations[:n], bits, header
 
 
-def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
+def encode_tile(sparse: Sparse, width: Int, *, by_size: bool) -> Encoded:
     """Code the non-zero levels of a matrix with `width` columns; there must be one.
 
     `by_size=False` when a level's number says nothing of its magnitude (the widths of Eq. 23), so that classes are
@@ -464,10 +463,8 @@ def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
     return Encoded(Header(*header), rans_encode(operations), class_bits, excess_sums, excess_counts)
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _take_classes(
-    size: int, first: int, last: int, classes: Array, x: int, words: Array, at: int
-) -> tuple[int, int]:
+@kernel
+def _take_classes(size: Int, first: Int, last: Int, classes: Array, x: Int, words: Array, at: Int) -> tuple[Int, Int]:
     counts, floors, cumulative, due, pause = _class_tables(last - first + 2)
     previous = 0
     for i in range(size):
@@ -489,8 +486,8 @@ def _take_classes(
     return x, at
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
-def _pattern_at(slot: int, start: int, frequency: int, ones: int, width: int) -> tuple[int, int, int]:
+@kernel
+def _pattern_at(slot: Int, start: Int, frequency: Int, ones: Int, width: Int) -> tuple[Int, Int, Int]:
     """Rank, start and frequency of the pattern whose part of the range `slot` lies in: `_pattern_operation` undone.
 
     A rank of `choices` or more: no pattern of this width has so many ones.
@@ -504,15 +501,15 @@ def _pattern_at(slot: int, start: int, frequency: int, ones: int, width: int) ->
     return rank, start + lower, upper - lower
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@kernel
 def _decode(
-    header: tuple[int, int, int, int, int, int, int, int],
-    height: int,
-    width: int,
-    x: int,
+    header: tuple[Int, Int, Int, Int, Int, Int, Int, Int],
+    height: Int,
+    width: Int,
+    x: Int,
     words: Array,
-    offset: int,
-    stride: int,
+    offset: Int,
+    stride: Int,
     indices: Array,
     levels: Array,
     contexts: Array,
@@ -565,7 +562,7 @@ def _decode(
                 due[table] -= 1
                 if due[table] < 0:
                     relearn(counts, _PATTERN_FLOORS, cumulative, due, pause, table, TOTAL)
-                mask = np.int64(_PATTERNS[_FIRST_PATTERN[ones] + rank])
+                mask: Int = np.int64(_PATTERNS[_FIRST_PATTERN[ones] + rank])
             else:
                 mask = (1 << members) - 1
             for q in range(_ONES[mask]):
@@ -636,7 +633,16 @@ def decode_tile(header: Header, stream: bytes | memoryview, tile: Tile) -> tuple
     levels = np.empty(header.nonzeros, np.int32)
     contexts = np.empty(header.nonzeros, np.uint8)
     ok = _decode(
-        tuple(header), tile.height, tile.width, state, words, tile.start, tile.stride, indices, levels, contexts
+        tuple(header),
+        tile.height,
+        tile.width,
+        state,
+        words,
+        tile.start,
+        tile.stride,
+        indices,
+        levels,
+        contexts,
     )
     if not ok:
         raise PayloadError("malformed", "a coefficient stream is damaged")

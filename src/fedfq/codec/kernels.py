@@ -1,17 +1,34 @@
-"""Three instructions that numba has no name for. LLVM has them on every machine, if at different speeds."""
+"""What compiled code is made of: the decorator, two type names, and three instructions that numba has no name for."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
+from numba import njit
 from numba.core import types
-from numba.extending import intrinsic
+from numba.extending import intrinsic as _intrinsic
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Int = Any  # in kernels: an int to Python, an int64 once compiled
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Compile a function when it is first called, for good (the result is cached on disk); it releases the GIL."""
+    return njit(cache=True, nogil=True, error_model="numpy")(function)
+
+
+def _instruction(function: Callable[..., Any]) -> Any:
+    """An intrinsic, called without its first argument."""
+    return _intrinsic(function)
+
 
 LANES = 16
 
 
-@intrinsic
+@_instruction
 def large_lanes(typing_context: Any, flat: Any, at: Any, cut: Any) -> Any:
     """A bit for each of flat[at], ..., flat[at + 15] (float32, in bounds): is its magnitude at least that of `cut`?
 
@@ -32,7 +49,7 @@ def large_lanes(typing_context: Any, flat: Any, at: Any, cut: Any) -> Any:
     return types.int64(flat, types.int64, types.int32), generate
 
 
-@intrinsic
+@_instruction
 def lowest_bit(typing_context: Any, mask: Any) -> Any:
     """The place of the lowest bit that is set in a mask that is not 0."""
 
@@ -42,7 +59,7 @@ def lowest_bit(typing_context: Any, mask: Any) -> Any:
     return types.int64(types.int64), generate
 
 
-@intrinsic
+@_instruction
 def high_product(typing_context: Any, a: Any, b: Any) -> Any:
     """The upper 64 of the 128 bits of a * b (both uint64)."""
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -13,7 +12,8 @@ from . import payload as pay
 from .allocate import cgsa, exact, find_step
 from .errors import BudgetError
 from .kernels import Array
-from .layout import EXACT, KEPT, QUANTIZED, Matrix, Spec, Tensor, Tile, raw_bytes, read
+from .layout import KEPT, QUANTIZED, Matrix, Spec, Tensor, Tile, raw_bytes, read
+from .parallel import Spread, workers
 from .quantize import (
     Sparse,
     class_scales,
@@ -25,9 +25,6 @@ from .quantize import (
     stream_key,
 )
 from .tile import MAX_MAGNITUDE, SHIFTS, Encoded, encode_tile
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 SAMPLE_CELLS = 1 << 18  # the step is first sought on about this many entries
 SMALL = 1 << 21  # up to so many entries the budget is filled to 99%, beyond to 96%: trials take longer there
@@ -127,21 +124,18 @@ class Codec:
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
         tensors = read(update, self.keep)
-        plan = _Plan(tensors, as_digest=self.layout == "digest")
-        peaks = self._map(Tensor.peak, [tensor for tensor in tensors if tensor.kind != EXACT])
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
-        peak = max(
-            (p for p, t in zip(peaks, (t for t in tensors if t.kind != EXACT)) if t.kind == QUANTIZED),
-            default=0.0,
-        )
-        budget = self._budget(plan.layout)
-        if budget is not None:
-            plan.check(budget)
-        if peak == 0.0:
-            return plan.build({})
-        if self.allocator == "waterfill":
-            return self._waterfill(plan, quantized, peak, budget, seed)
-        return self._widths(plan, quantized, budget, seed)
+        with workers(self.threads) as spread:
+            peak = max(spread(Tensor.peak, quantized), default=0.0)
+            plan = _Plan(tensors, as_digest=self.layout == "digest")
+            budget = self._budget(plan.layout)
+            if budget is not None and budget < plan.minimum:
+                raise BudgetError(budget, plan.minimum)
+            if peak == 0.0:
+                return plan.build({})
+            if self.allocator == "waterfill":
+                return self._waterfill(plan, quantized, peak, budget, seed, spread)
+            return self._widths(plan, quantized, budget, seed)
 
     def _budget(self, layout: Sequence[Spec]) -> int | None:
         if self.ratio is not None:
@@ -152,7 +146,9 @@ class Codec:
 
     # Water-filling
 
-    def _waterfill(self, plan: _Plan, tensors: list[Tensor], peak: float, budget: int | None, seed: int) -> bytes:
+    def _waterfill(
+        self, plan: _Plan, tensors: list[Tensor], peak: float, budget: int | None, seed: int, spread: Spread
+    ) -> bytes:
         finest = np.float32(peak / (MAX_MAGNITUDE - 2))
         coarsest = min(2.0 * peak, float(np.finfo(np.float32).max))
         jobs = [
@@ -162,7 +158,7 @@ class Codec:
         ]
 
         def attempt(step: float) -> bytes:
-            tiles = self._map(lambda job: self._encode_tile(job.matrix(), job.key, step), jobs)
+            tiles = spread(lambda job: self._encode_tile(job.matrix(), job.key, step), jobs)
             return plan.build(_by_tensor(jobs, tiles), step=step, shifts=self._shifts(tiles))
 
         if budget is None:
@@ -173,12 +169,12 @@ class Codec:
             return attempt(step)
         cells = sum(tensor.spec.size for tensor in tensors)
         tolerance = 0.01 if cells <= SMALL else 0.04
-        samples = self._map(lambda job: job.sample(cells / SAMPLE_CELLS), jobs)
+        samples = spread(lambda job: job.sample(cells / SAMPLE_CELLS), jobs)
         guess = _typical_step(samples, budget - plan.minimum)
         slope = -1.5
 
         def estimate(step: float) -> tuple[float, None]:
-            sizes = self._map(lambda sample: sample.size(self._encode_tile(sample.matrix, np.uint64(0), step)), samples)
+            sizes = spread(lambda sample: sample.size(self._encode_tile(sample.matrix, np.uint64(0), step)), samples)
             return plan.minimum + sum(sizes), None
 
         def fits(step: float) -> tuple[int, bytes]:
@@ -247,12 +243,6 @@ class Codec:
             return pay.Section(pay.ZERO)
         return pay.Section(pay.WIDTHS, scales[[2, 4, 8]].astype("<f4").tobytes() + pay.write_tiles(tiles))
 
-    def _map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        if self.threads == 1 or len(items) < 2:
-            return [function(item) for item in items]
-        with ThreadPoolExecutor(self.threads) as pool:
-            return list(pool.map(function, items))
-
 
 class _Job(NamedTuple):
     """A tile to be coded, and the key of its random numbers."""
@@ -314,10 +304,6 @@ class _Plan:
         self.fixed = {tensor.spec.name: _fixed_section(tensor) for tensor in tensors if tensor.kind != QUANTIZED}
         self.minimum = len(self.build({}))
 
-    def check(self, budget: int) -> None:
-        if budget < self.minimum:
-            raise BudgetError(budget, self.minimum)
-
     def build(
         self,
         quantized: dict[str, pay.Section],
@@ -337,6 +323,8 @@ def _fixed_section(tensor: Tensor) -> pay.Section:
 
 
 def _kept_section(tensor: Tensor) -> pay.Section:
+    """float16, or float32 where float16 does not reach."""
+    tensor.peak()
     with np.errstate(over="ignore"):
         values = np.ascontiguousarray(tensor.array, np.float32).reshape(-1)
         halves = values.astype("<f2")

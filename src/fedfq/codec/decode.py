@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from . import payload as pay
 from .errors import PayloadError
 from .kernels import Array, kernel
 from .layout import Spec, specs, tiles
+from .parallel import Spread, workers
 from .quantize import LEVELS
 from .tile import CONTEXTS_PER_SHIFT, SHIFTS, decode_tile
 
@@ -75,13 +75,10 @@ class Accumulator:
             raise ValueError(f"weight must be positive and finite, got {weight!r}")
         parsed = _parse(payload, self.layout, 0)
         assert parsed.layout is not None
-        parts = _parts(parsed, parsed.layout, self.threads)
-        for part in parts:
-            total = self._sums[parsed.layout[part.tensor].name]
-            if part.indices is None:
-                total += part.values * total.dtype.type(weight)
-            else:
-                _scatter_add(total, part.indices, part.values, np.float32(weight))
+        with workers(self.threads) as spread:
+            parts = _parts(parsed, parsed.layout, spread)  # all of them, before anything is added
+            sums = [self._sums[spec.name] for spec in parsed.layout]
+            spread(lambda pair: _add(pair[0], pair[1], weight), zip(sums, parts))
         self.weight += weight
 
     def mean(self) -> dict[str, Array]:
@@ -104,8 +101,8 @@ def _parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_by
     return parsed
 
 
-def _parts(parsed: pay.Payload, layout: Sequence[Spec], threads: int) -> list[_Part]:
-    """Everything in the payload that is not zero, decoded; all of it, or an error."""
+def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[list[_Part]]:
+    """What is not zero, decoded, by tensor: all of it, or an error."""
     work: list[Callable[[], _Part]] = []
     for number, (spec, section) in enumerate(zip(layout, parsed.sections)):
         if section.kind in (pay.HALF, pay.SINGLE, pay.INTEGER, pay.INTEGER_DEFLATED):
@@ -114,10 +111,18 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], threads: int) -> list[_P
             scales, body = pay.read_scales(section) if section.kind == pay.WIDTHS else (None, section.body)
             for coded in pay.read_tiles(body, tiles(spec.shape)):
                 work.append(partial(_decode_tile, number, coded, scales, parsed))
-    if threads == 1 or len(work) < 2:
-        return [decode_part() for decode_part in work]
-    with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(lambda decode_part: decode_part(), work))
+    parts: list[list[_Part]] = [[] for _ in layout]
+    for part in spread(lambda decode_part: decode_part(), work):
+        parts[part.tensor].append(part)
+    return parts
+
+
+def _add(total: Array, parts: Sequence[_Part], weight: float) -> None:
+    for part in parts:
+        if part.indices is None:
+            total += part.values * total.dtype.type(weight)
+        else:
+            _scatter_add(total, part.indices, part.values, np.float32(weight))
 
 
 def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:

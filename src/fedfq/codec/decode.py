@@ -46,13 +46,18 @@ def decode(
     """
     parsed = _parse(payload, None if like is None else specs(like), max_bytes)
     assert parsed.layout is not None
-    flats = [np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype) for spec in parsed.layout]
-    for part in _parts(parsed, parsed.layout, threads):
-        if part.indices is None:
-            flats[part.tensor][:] = part.values
-        else:
-            _scatter(flats[part.tensor], part.indices, part.values)
-    return {spec.name: _as_dtype(flat, spec.dtype).reshape(spec.shape) for spec, flat in zip(parsed.layout, flats)}
+    with workers(threads) as spread:
+        parts = _parts(parsed, parsed.layout, spread)
+    result = {}
+    for spec, tensor_parts in zip(parsed.layout, parts):
+        flat = np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype)
+        for part in tensor_parts:
+            if part.indices is None:
+                flat[:] = part.values
+            else:
+                _scatter(flat, part.indices, part.values)
+        result[spec.name] = _as_dtype(flat, spec.dtype).reshape(spec.shape)
+    return result
 
 
 class Accumulator:

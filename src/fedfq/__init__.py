@@ -1,19 +1,44 @@
 """fedfq: model updates of federated learning as few bytes, inside a byte budget."""
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from fedfq.codec.codec import Codec
-from fedfq.codec.decode import Accumulator, decode
-from fedfq.codec.errors import BudgetError, FedFQError, PayloadError
-from fedfq.codec.inspect import Report, TensorReport, inspect
-from fedfq.feedback import ErrorFeedback
+if TYPE_CHECKING:
+    from fedfq.codec.codec import Codec
+    from fedfq.codec.decode import Accumulator, decode
+    from fedfq.codec.errors import BudgetError, FedFQError, PayloadError
+    from fedfq.codec.inspect import Report, TensorReport, inspect
+    from fedfq.feedback import ErrorFeedback
 
 __version__ = "0.1.0"
+
+# Loaded when first used (`__getattr__`): the command line should not wait for numba before it can print its help.
+_HOMES = {
+    "fedfq.codec.codec": ("Codec",),
+    "fedfq.codec.decode": ("Accumulator", "decode"),
+    "fedfq.codec.errors": ("BudgetError", "FedFQError", "PayloadError"),
+    "fedfq.codec.inspect": ("Report", "TensorReport", "inspect"),
+    "fedfq.feedback": ("ErrorFeedback",),
+}
 
 
 def encode(update: Any, *, seed: int = 0, **options: Any) -> bytes:
     """`Codec(**options).encode(update, seed)`: for instance `encode(update, ratio=64)`."""
+    from fedfq.codec.codec import Codec
+
     return Codec(**options).encode(update, seed)
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            globals()[name] = getattr(import_module(home), name)
+            return globals()[name]
+    raise AttributeError(f"module 'fedfq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 __all__ = [

@@ -1,0 +1,201 @@
+"""Tensors from and to `.safetensors` and `.npz` files.
+
+Nothing is ever unpickled, and an output file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+SUFFIXES = (".safetensors", ".npz")
+
+
+def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
+    """The named tensors of a file. Floating-point types that numpy lacks, such as bfloat16, come back as float32.
+
+    Raises `OSError` where the file cannot be read and `ValueError` where it is not what its suffix says.
+    """
+    path = Path(path)
+    with open(path, "rb") as file:
+        return _read_safetensors(file, path) if suffix(path) == ".safetensors" else _read_npz(file, path)
+
+
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
+    """Write tensors in the format that the suffix names. On failure, what was there before is still there."""
+    path = Path(path)
+    write = _write_safetensors if suffix(path) == ".safetensors" else _write_npz
+    _write_whole(path, lambda file: write(file, tensors, path))
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file. On failure, what was there before is still there."""
+    _write_whole(Path(path), lambda file: file.write(data))
+
+
+def suffix(path: str | os.PathLike[str]) -> str:
+    """The suffix, if it is that of a file of tensors."""
+    found = Path(path).suffix.lower()
+    if found not in SUFFIXES:
+        raise ValueError(f"{path}: a file of tensors is named {' or '.join(SUFFIXES)}")
+    return found
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write to a temporary file beside `path`, and rename it when every byte is on the disk."""
+    target = Path(os.path.realpath(path))  # behind a symbolic link, replace the file and not the link
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{path}: exists and is not a regular file")
+    temporary = target.parent / f".fedfq-{secrets.token_hex(8)}.part"
+    try:
+        with open(temporary, "xb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except OSError as error:  # name the file that was asked for
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        if temporary.exists():
+            temporary.unlink()
+
+
+# .npz: a zip archive with one .npy file a tensor
+
+
+def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:
+    tensors: dict[str, Array] = {}
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.namelist():
+                name = member.removesuffix(".npy")
+                if name == member:
+                    raise ValueError(f"{member!r} in it is not an array")
+                if name in tensors:
+                    raise ValueError(f"two tensors are named {name!r}")
+                with archive.open(member) as data:
+                    tensors[name] = _read_npy(data, name)
+    except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as error:
+        raise ValueError(f"{path}: not a readable .npz file ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return tensors
+
+
+def _read_npy(data: Any, name: str) -> Array:
+    try:
+        return npy.read_array(data, allow_pickle=False)
+    except ValueError as error:
+        if "Object arrays" in str(error):
+            error = ValueError("it holds Python objects, which are never loaded")
+        raise ValueError(f"tensor {name!r}: {error}") from error
+
+
+def _write_npz(file: BinaryIO, tensors: Mapping[str, Array], path: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in tensors.items():
+            member = zipfile.ZipInfo(f"{name}.npy")  # dated 1980, so that same tensors make the same file
+            with archive.open(member, "w", force_zip64=True) as data:
+                npy.write_array(data, np.asarray(array), allow_pickle=False)
+
+
+# .safetensors: the length of a JSON header, the header, and the tensors' bytes
+
+_NUMPY = {
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "C64": "<c8", "BOOL": "?"},
+    **{"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1"},
+    **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "u1"},
+}
+
+
+def _read_safetensors(file: BinaryIO, path: Path) -> dict[str, Array]:
+    """The library checks the header; the bytes are read here, because it needs PyTorch for bfloat16."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a readable .safetensors file ({error})") from error
+    try:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size), object_pairs_hook=_without_duplicates)
+        header.pop("__metadata__", None)
+        tensors = {}
+        for name, entry in header.items():
+            file.seek(8 + size + entry["data_offsets"][0])
+            tensors[name] = _read_entry(file, name, entry)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return tensors
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"two tensors are named {twice!r}")
+    return result
+
+
+def _read_entry(file: BinaryIO, name: str, entry: dict[str, Any]) -> Array:
+    dtype, count = entry["dtype"], math.prod(entry["shape"])
+    if dtype in _NUMPY:
+        stored = np.dtype(_NUMPY[dtype])
+        flat = np.fromfile(file, stored, count).astype(stored.newbyteorder("="), copy=False)
+    elif dtype == "BF16":
+        flat = (np.fromfile(file, "<u2", count).astype(np.uint32) << 16).view(np.float32)
+    elif dtype.startswith("F8_"):
+        flat = _float8_values(dtype)[np.fromfile(file, np.uint8, count)]
+    else:
+        raise ValueError(f"tensor {name!r} has dtype {dtype}, which cannot be read here")
+    return flat.reshape(entry["shape"])
+
+
+def _float8_values(dtype: str) -> Array:
+    """What each of the 256 bytes stands for, as float32."""
+    codes = np.arange(256)
+    if dtype == "F8_E8M0":  # a power of two, without a sign
+        values, nans = np.ldexp(1.0, codes - 127), [0xFF]
+    else:
+        exponent_bits, bias, nans = {
+            "F8_E4M3": (4, 7, [0x7F, 0xFF]),
+            "F8_E4M3FNUZ": (4, 8, [0x80]),
+            "F8_E5M2": (5, 15, [0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]),
+            "F8_E5M2FNUZ": (5, 16, [0x80]),
+        }[dtype]
+        mantissa_bits = 7 - exponent_bits
+        exponent = codes >> mantissa_bits & (1 << exponent_bits) - 1
+        mantissa = codes & (1 << mantissa_bits) - 1
+        significand = mantissa + ((exponent > 0) << mantissa_bits)
+        values = np.ldexp(significand.astype(float), np.maximum(exponent, 1) - bias - mantissa_bits)
+        values[128:] *= -1
+    values[nans] = np.nan
+    if dtype == "F8_E5M2":
+        values[[0x7C, 0xFC]] = np.inf, -np.inf
+    return values.astype(np.float32)
+
+
+def _write_safetensors(file: BinaryIO, tensors: Mapping[str, Array], path: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.numpy import save
+
+    if "__metadata__" in tensors:
+        raise ValueError(f"{path}: a .safetensors file cannot have a tensor named '__metadata__'")
+    try:
+        file.write(save({name: np.asarray(array, order="C") for name, array in tensors.items()}))
+    except SafetensorError as error:
+        raise ValueError(f"{path}: {error}") from error

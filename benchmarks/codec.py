@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -29,7 +28,7 @@ from rich.table import Table
 import fedfq
 from fedfq.codec.layout import read
 from fedfq.codec.quantize import deadzone
-from fedfq.demo import client_update
+from fedfq.demo import train
 from fedfq.metrics import nmse
 
 RATIOS = (32, 64, 128, 256, 512)
@@ -177,7 +176,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write a .json here")
     parser.add_argument("--quick", action="store_true", help="small sizes and few repeats")
     options = parser.parse_args()
-    updates = {"digits": client_update()}
+    updates = {"digits": train().update}
     for path in sorted(options.updates.glob("*.npz")) if options.updates else ():
         updates[path.stem] = dict(np.load(path, allow_pickle=False))
 

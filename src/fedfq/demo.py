@@ -33,6 +33,16 @@ class Digits(NamedTuple):
     labels: Tensor
 
 
+class Client(NamedTuple):
+    """`before` is the test accuracy of the model without any update."""
+
+    model: nn.Module
+    theta: State
+    update: State
+    before: float
+    test: Digits
+
+
 @dataclass(frozen=True)
 class Row:
     """One way of sending the update. `payload` is what goes over the wire; None where no payload is small enough."""
@@ -53,17 +63,22 @@ class Result:
     rows: list[Row]
 
 
-def run(shared_steps: int = 200, local_steps: int = 100, ratios: Sequence[float] = RATIOS, seed: int = 0) -> Result:
-    """Train, encode, decode, apply, test. Same seed, same result."""
+def train(shared_steps: int = 200, local_steps: int = 100, seed: int = 0) -> Client:
+    """A client's network after the common training (`theta`) and after its own. Same seed, same result."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        shared, client, test = _data()
+        shared, own, test = _data()
         model = _network()
         _train(model, shared, shared_steps)
-        theta = _state(model)
-        before = _accuracy(model, test)
-        _train(model, client, local_steps)
+        theta, before = _state(model), _accuracy(model, test)
+        _train(model, own, local_steps)
     update = {name: array - theta[name] for name, array in _state(model).items()}
+    return Client(model, theta, update, before, test)
+
+
+def run(shared_steps: int = 200, local_steps: int = 100, ratios: Sequence[float] = RATIOS, seed: int = 0) -> Result:
+    """Train, encode, decode, apply, test."""
+    model, theta, update, before, test = train(shared_steps, local_steps, seed)
     raw = b"".join(array.tobytes() for array in update.values())
 
     def row(name: str, payload: bytes, received: State) -> Row:

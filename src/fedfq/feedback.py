@@ -29,31 +29,27 @@ class ErrorFeedback:
 
     def encode(self, update: Any, seed: int = 0) -> bytes:
         """The payload of update + memory. If it fails, the memory is as before."""
-        tensors = read(update, self.codec.keep)
-        corrected = {tensor.spec.name: self._corrected(tensor) for tensor in tensors}
-        payload = self.codec.encode(corrected, seed)
+        tensors = [self._corrected(tensor) for tensor in read(update, self.codec.keep)]
+        payload = self.codec.encode_tensors(tensors, seed)
+        corrected = {tensor.spec.name: tensor.array for tensor in tensors}
         sent = decode(payload, like=corrected, threads=self.codec.threads)
-        residual = {
-            tensor.spec.name: corrected[tensor.spec.name] - sent[tensor.spec.name]
-            for tensor in tensors
-            if tensor.kind != EXACT
-        }
-        self._previous, self.residual = self.residual, residual
+        left_out = {t.spec.name: t.array - sent[t.spec.name] for t in tensors if t.kind != EXACT}
+        self._previous, self.residual = self.residual, self.residual | left_out
         return payload
 
-    def _corrected(self, tensor: Tensor) -> Array:
+    def _corrected(self, tensor: Tensor) -> Tensor:
         """The tensor plus its memory, in float32; tensors that are carried exactly have none."""
         if tensor.kind == EXACT:
-            return tensor.array
-        with np.errstate(over="ignore"):
+            return tensor
+        name = tensor.spec.name
+        memory = self.residual.get(name)
+        with np.errstate(over="ignore"):  # encoding refuses what is not finite in float32
             value = tensor.array.astype(np.float32)
-        memory = self.residual.get(tensor.spec.name)
-        if memory is not None:
-            if memory.shape != value.shape:
-                name, shape = tensor.spec.name, value.shape
-                raise ValueError(f"tensor {name!r} has shape {shape}, its memory has {memory.shape}")
-            value += memory
-        return value
+            if memory is not None:
+                if memory.shape != value.shape:
+                    raise ValueError(f"tensor {name!r} has shape {value.shape}, its memory has {memory.shape}")
+                value += memory
+        return Tensor(name, value, self.codec.keep, tensor.spec.dtype)
 
     def rollback(self) -> None:
         """Back to the memory before the last `encode`."""
@@ -64,8 +60,10 @@ class ErrorFeedback:
     def state_dict(self) -> dict[str, Array]:
         """All of the state: the memory, and the one before the last encode if that can be rolled back."""
         state = {RESIDUAL + name: array for name, array in self.residual.items()}
-        for name, array in (self._previous or {}).items():
-            state[PREVIOUS + name] = array
+        if self._previous is not None:
+            zeros = {name: np.zeros_like(array) for name, array in self.residual.items()}  # before the first encode
+            for name, array in (zeros | self._previous).items():
+                state[PREVIOUS + name] = array
         return state
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:

@@ -130,9 +130,7 @@ def test_exact_is_never_worse_than_annealing(kind: str, size: int, bits_each: fl
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 40), st.data(), st.integers(0, 2**32 - 1))
-def test_annealing_keeps_the_widths_and_the_sum_at_any_budget(
-    size: int, data: st.DataObject, seed: int
-) -> None:
+def test_annealing_keeps_the_widths_and_the_sum_at_any_budget(size: int, data: st.DataObject, seed: int) -> None:
     budget_bits = data.draw(st.integers(0, 8 * size))
     h = sample("wide", size, np.random.default_rng(seed))
     annealed = cgsa(h, budget_bits, seed=seed, max_iterations=2000, min_temperature=0.0)
@@ -171,9 +169,7 @@ def test_annealing_keeps_its_objective_up_to_date(temperature: float) -> None:
 def test_cold_annealing_climbs_towards_the_optimum_and_the_printed_schedule_accepts_everything() -> None:
     h = sample("laplace", 1000, np.random.default_rng(2))
     start = objective(h, cgsa(h, 1000, seed=3, max_iterations=0))
-    cold = objective(
-        h, cgsa(h, 1000, seed=3, initial_temperature=1e-9, min_temperature=0.0, max_iterations=50_000)
-    )
+    cold = objective(h, cgsa(h, 1000, seed=3, initial_temperature=1e-9, min_temperature=0.0, max_iterations=50_000))
     assert objective(h, exact(h, 1000)) <= cold < 0.95 * start
     printed = cgsa(h, 1000, seed=3)
     hot = cgsa(h, 1000, seed=3, initial_temperature=1e30, cooling=1.0)

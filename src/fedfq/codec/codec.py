@@ -15,6 +15,7 @@ from .kernels import Array
 from .layout import KEPT, QUANTIZED, Matrix, Spec, Tensor, Tile, raw_bytes, read
 from .parallel import Spread, workers
 from .quantize import (
+    MAX_MAGNITUDE,
     Sparse,
     class_scales,
     deadzone,
@@ -24,7 +25,7 @@ from .quantize import (
     stochastic_levels,
     stream_key,
 )
-from .tile import MAX_MAGNITUDE, SHIFTS, Encoded, encode_tile
+from .tile import SHIFTS, Encoded, encode_tile
 
 SAMPLE_CELLS = 1 << 18  # the step is first sought on about this many entries
 SMALL = 1 << 21  # up to so many entries the budget is filled to 99%, beyond to 96%: trials take longer there
@@ -98,7 +99,9 @@ class Codec:
         if step is not None:
             if allocator != "waterfill":
                 raise ValueError(f'step= goes with allocator="waterfill", not with {allocator!r}')
-            if not np.float32(0) < np.float32(step) < np.float32(np.inf):
+            with np.errstate(over="ignore"):
+                rounded = np.float32(step)
+            if not np.float32(0) < rounded < np.float32(np.inf):
                 raise ValueError(f"step must be positive and finite as float32, got {step!r}")
         if claimed_ratio is not None and allocator == "waterfill":
             raise ValueError('claimed_ratio= goes with allocator="exact" or "cgsa", not with "waterfill"')
@@ -123,7 +126,10 @@ class Codec:
         Same update and seed: same bytes. Only stochastic rounding and cgsa draw random numbers.
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
-        tensors = read(update, self.keep)
+        return self.encode_tensors(read(update, self.keep), seed)
+
+    def encode_tensors(self, tensors: list[Tensor], seed: int) -> bytes:
+        """`encode`, for tensors that were read already."""
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
         with workers(self.threads) as spread:
             peak = max(spread(Tensor.peak, quantized), default=0.0)
@@ -149,8 +155,11 @@ class Codec:
     def _waterfill(
         self, plan: _Plan, tensors: list[Tensor], peak: float, budget: int | None, seed: int, spread: Spread
     ) -> bytes:
-        finest = np.float32(peak / (MAX_MAGNITUDE - 2))
-        coarsest = min(2.0 * peak, float(np.finfo(np.float32).max))
+        finest = float(np.nextafter(np.float32(peak / (MAX_MAGNITUDE - 2)), np.float32(np.inf)))
+        coarsest = 2.0 * peak  # nothing is left with a dead zone, but every other peak with stochastic rounding
+        if self.rounding == "stochastic":
+            coarsest *= sum(tensor.spec.size for tensor in tensors)
+        coarsest = min(coarsest, float(np.finfo(np.float32).max))
         jobs = [
             _Job(tensor, tile, stream_key(seed, number << 32 | k))
             for number, tensor in enumerate(tensors)
@@ -181,11 +190,10 @@ class Codec:
             result = attempt(step)
             return len(result), result
 
-        floor = max(float(finest), float(np.finfo(np.float32).smallest_subnormal))
         if cells > SAMPLE_CELLS:
-            trials = (floor, coarsest, guess, slope, tolerance / 2, MAX_TRIALS)
+            trials = (finest, coarsest, guess, slope, tolerance / 2, MAX_TRIALS)
             guess, slope, _ = find_step(estimate, budget, *trials)
-        _, _, best = find_step(fits, budget, floor, coarsest, guess, slope, tolerance, MAX_TRIALS)
+        _, _, best = find_step(fits, budget, finest, coarsest, guess, slope, tolerance, MAX_TRIALS)
         return best if best is not None else plan.build({})
 
     def _encode_tile(self, matrix: Matrix, key: np.uint64, step: float) -> Encoded | None:

@@ -12,10 +12,12 @@ import numpy as np
 from . import payload as pay
 from .errors import PayloadError
 from .kernels import Array, kernel
-from .layout import Spec, specs, tiles
+from .layout import Spec, specs
 from .parallel import Spread, workers
 from .quantize import LEVELS
 from .tile import CONTEXTS_PER_SHIFT, SHIFTS, decode_tile
+
+LARGEST = float(np.finfo(np.float32).max)
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
 _WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
@@ -76,8 +78,10 @@ class Accumulator:
 
     def add(self, payload: bytes | bytearray | memoryview, weight: float = 1.0) -> None:
         """Add weight times the payload's update."""
-        if not (math.isfinite(weight) and weight > 0):
-            raise ValueError(f"weight must be positive and finite, got {weight!r}")
+        with np.errstate(over="ignore"):
+            rounded = np.float32(weight)
+        if not (math.isfinite(rounded) and rounded > 0):
+            raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
         parsed = _parse(payload, self.layout, 0)
         assert parsed.layout is not None
         with workers(self.threads) as spread:
@@ -114,7 +118,7 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
             work.append(partial(_whole, number, section, spec))
         elif section.kind != pay.ZERO:
             scales, body = pay.read_scales(section) if section.kind == pay.WIDTHS else (None, section.body)
-            for coded in pay.read_tiles(body, tiles(spec.shape)):
+            for coded in pay.read_tiles(body, spec.shape):
                 work.append(partial(_decode_tile, number, coded, scales, parsed))
     parts: list[list[_Part]] = [[] for _ in layout]
     for part in spread(lambda decode_part: decode_part(), work):
@@ -123,11 +127,14 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
 
 
 def _add(total: Array, parts: Sequence[_Part], weight: float) -> None:
+    """total += weight * parts, no further than float32 reaches: one client's huge numbers must not make it infinite."""
     for part in parts:
         if part.indices is None:
-            total += part.values * total.dtype.type(weight)
+            with np.errstate(over="ignore"):
+                total += part.values * total.dtype.type(weight)
+            np.clip(total, -LARGEST, LARGEST, out=total)
         else:
-            _scatter_add(total, part.indices, part.values, np.float32(weight))
+            _scatter_add(total, part.indices, part.values, float(weight))
 
 
 def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:
@@ -151,11 +158,10 @@ def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed
 @kernel
 def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, values: Array) -> None:
     """(|level| + shift) step with the sign of the level; what exceeds float32 is clipped to its largest number."""
-    limit = 3.4028234663852886e38
     for k in range(levels.size):
         size = abs(levels[k])
         group = contexts[k] // CONTEXTS_PER_SHIFT if size == 1 else SHIFTS - 1
-        value = min((size + np.float64(shifts[group])) * step, limit)
+        value = min((size + np.float64(shifts[group])) * step, LARGEST)
         values[k] = value if levels[k] > 0 else -value
 
 
@@ -168,11 +174,15 @@ def _scatter(flat: Array, indices: Array, values: Array) -> None:
 @kernel
 def _scatter_add(flat: Array, indices: Array, values: Array, weight: float) -> None:
     for k in range(indices.size):
-        flat[indices[k]] += weight * values[k]
+        total = flat[indices[k]] + weight * np.float64(values[k])
+        flat[indices[k]] = min(max(total, -LARGEST), LARGEST)
 
 
 def _as_dtype(flat: Array, dtype: np.dtype[Any]) -> Array:
     if dtype == np.float16:  # rounding up must not leave the range
         limit = np.float32(np.finfo(np.float16).max)
         flat = np.clip(flat, -limit, limit)
+    elif dtype.kind in "iu" and flat.dtype.kind == "f":  # nor may that of a mean of the largest 64-bit integers
+        info = np.iinfo(dtype)
+        flat = np.clip(flat, info.min, np.nextafter(float(info.max) + 1, 0))
     return flat.astype(dtype, copy=False)

@@ -18,6 +18,9 @@ class BudgetError(FedFQError, ValueError):
         self.budget = budget
         self.minimum = minimum
 
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[int, int]]:
+        return BudgetError, (self.budget, self.minimum)
+
 
 class PayloadError(FedFQError, ValueError):
     """The bytes are not a payload that may be decoded here.

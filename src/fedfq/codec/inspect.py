@@ -7,7 +7,7 @@ from typing import Any
 
 from . import payload as pay
 from .errors import PayloadError
-from .layout import Spec, raw_bytes, specs, tiles
+from .layout import Spec, raw_bytes, specs
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _tensor(spec: Spec, section: pay.Section) -> TensorReport:
         nonzeros = 0
     elif section.kind in (pay.PLAIN, pay.WIDTHS):
         body = section.body if section.kind == pay.PLAIN else pay.read_scales(section)[1]
-        nonzeros = sum(coded.header.nonzeros for coded in pay.read_tiles(body, tiles(spec.shape)))
+        nonzeros = sum(coded.header.nonzeros for coded in pay.read_tiles(body, spec.shape))
     else:
         nonzeros = spec.size
     return TensorReport(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -111,9 +112,9 @@ def _cuts(side: int, other: int) -> list[tuple[int, int]]:
 class Tensor:
     """A tensor of an update: its spec, and its values tile by tile."""
 
-    def __init__(self, name: str, value: Any, keep: tuple[str, ...] = ()) -> None:
+    def __init__(self, name: str, value: Any, keep: tuple[str, ...] = (), dtype: np.dtype[Any] | None = None) -> None:
         self.array = _as_numpy(name, value)
-        self.spec = Spec(name, self.array.shape, _decoded_dtype(name, self.array.dtype))
+        self.spec = Spec(name, self.array.shape, dtype or _decoded_dtype(name, self.array.dtype))
         self.kind = EXACT
         if self.spec.is_float:
             self.kind = KEPT if any(fnmatchcase(name, pattern) for pattern in keep) else QUANTIZED
@@ -126,9 +127,9 @@ class Tensor:
             values = self.array[top : top + tile.height, left : left + tile.width]
         else:
             flat = self.array.reshape(-1)
-            if flat.dtype == np.float32 and flat.dtype.isnative:
+            if flat.dtype == np.float32 and flat.dtype.isnative and flat.flags.c_contiguous:
                 return Matrix(flat, *tile)
-            strides = (tile.stride * flat.itemsize, flat.itemsize)
+            strides = (tile.stride * flat.strides[0], flat.strides[0])
             values = as_strided(flat[tile.start :], (tile.height, tile.width), strides, writeable=False)
         with np.errstate(over="ignore"):  # `peak` sees what does not fit into float32
             copy = np.ascontiguousarray(values, np.float32).reshape(-1)
@@ -194,15 +195,14 @@ def _items(update: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _as_numpy(name: str, value: Any) -> Array:
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return np.asarray(value)
     if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
-        value = value.detach().cpu()
-        try:
-            return np.asarray(value.numpy())
-        except (TypeError, RuntimeError):  # bfloat16 and the like
-            if value.is_floating_point() and not value.is_sparse:
-                return np.asarray(value.float().numpy())
+        with suppress(TypeError, RuntimeError):
+            return np.asarray(value.detach().cpu().numpy())
+        with suppress(TypeError, RuntimeError):  # bfloat16 and the like
+            if value.is_floating_point():
+                return np.asarray(value.detach().cpu().float().numpy())
     raise TypeError(f"tensor {name!r} must be a numpy array or a dense torch tensor, got {type(value).__name__}")
 
 

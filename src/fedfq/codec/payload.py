@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,7 +19,7 @@ import numpy as np
 from . import layout as lay
 from .errors import PayloadError
 from .kernels import Array
-from .layout import Spec, Tile
+from .layout import Spec, Tile, tiles
 from .tile import MAX_CLASS, SHIFTS, SPACINGS, Encoded, Header
 
 MAGIC = b"FQ"
@@ -40,7 +40,10 @@ SHIFT_UNIT = 1 / 256  # of a step
 
 MAX_NAME = 1 << 12
 MAX_DIMENSIONS = 32
+MAX_ENTRIES = 1 << 59  # below this, numpy can shape even an empty array of 16-byte entries
+MAX_TENSORS = 1 << 17  # the largest mixtures of experts have 10^5
 MAX_LAYOUT_BYTES = 1 << 24
+LAYOUT_SLACK = 1 << 16  # so much more than the model's is inflated of a layout, to say what differs
 DEFAULT_MAX_BYTES = 1 << 30
 
 
@@ -121,12 +124,19 @@ def write(
 
 
 def _write_layout(layout: Sequence[Spec]) -> bytes:
+    if len(layout) > MAX_TENSORS:
+        raise ValueError(f'a layout has at most {MAX_TENSORS} tensors, not {len(layout)}: use layout="digest"')
     table = bytearray()
     for spec in layout:
         name = spec.name.encode()
+        if len(name) > MAX_NAME or len(spec.shape) > MAX_DIMENSIONS:
+            limits = f"at most {MAX_NAME} bytes of name and {MAX_DIMENSIONS} dimensions"
+            raise ValueError(f"tensor {spec.name[:40]!r} does not fit the format, which has {limits}")
         table += varint(len(name)) + name + bytes([lay.DTYPES.index(spec.dtype.name), len(spec.shape)])
         for side in spec.shape:
             table += varint(side)
+    if len(table) > MAX_LAYOUT_BYTES:
+        raise ValueError(f'names and shapes take more than {MAX_LAYOUT_BYTES} bytes: use layout="digest"')
     deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
     return deflate.compress(table) + deflate.flush()
 
@@ -200,9 +210,9 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
                 raise PayloadError("layout", "the payload's layout digest is not that of the given model")
             layout = lay.by_name(like)
     else:
-        layout = _read_layout(reader.take(reader.varint()), most=len(data))
-        if like is not None:
-            layout = _as_in_model(layout, like)
+        table = _inflate_layout(reader.take(reader.varint()), like)
+        entries = _read_layout(table, most=min(len(data), MAX_TENSORS))
+        layout = list(entries) if like is None else _as_in_model(entries, like)
     if layout is not None and like is None and (size := decoded_bytes(layout)) > max_bytes:
         raise PayloadError("limit", f"the update takes {size} bytes decoded, more than the limit of {max_bytes}")
     step, shifts = _read_step(reader) if flags & HAS_STEP else (0.0, np.zeros(SHIFTS, np.float32))
@@ -234,16 +244,24 @@ def _open(data: bytes | memoryview) -> tuple[int, Reader]:
     return flags, reader
 
 
-def _read_layout(packed: memoryview, most: int) -> list[Spec]:
+def _inflate_layout(packed: memoryview, like: list[Spec] | None) -> bytes:
+    limit = MAX_LAYOUT_BYTES
+    if like is not None:  # of UTF-8 a character has up to 4 bytes, of a varint a dimension up to 9
+        limit = min(limit, LAYOUT_SLACK + sum(4 * len(spec.name) + 9 * len(spec.shape) + 4 for spec in like))
     inflate = zlib.decompressobj(-15)
     try:
-        table = inflate.decompress(packed, MAX_LAYOUT_BYTES)
+        table = inflate.decompress(packed, limit + 1)
     except zlib.error as error:
         raise PayloadError("malformed", "the layout cannot be decompressed") from error
-    if not inflate.eof or inflate.unused_data:
+    if len(table) > limit and limit < MAX_LAYOUT_BYTES:
+        raise PayloadError("layout", "the payload's layout is larger than the model's")
+    if len(table) > limit or not inflate.eof or inflate.unused_data:
         _malformed("the layout is not one whole compressed block of acceptable size")
+    return table
+
+
+def _read_layout(table: bytes, most: int) -> Iterator[Spec]:
     reader = Reader(table)
-    layout: list[Spec] = []
     names: set[str] = set()
     while reader.left():
         size = reader.varint()
@@ -256,33 +274,37 @@ def _read_layout(packed: memoryview, most: int) -> list[Spec]:
         if name in names:
             _malformed(f"two tensors are named {name!r}")
         names.add(name)
+        if len(names) > most:
+            _malformed(f"more than {most} tensors")
         code, dimensions = reader.byte(), reader.byte()
         if code >= len(lay.DTYPES):
             raise PayloadError("version", f"tensor {name!r} has an unknown dtype (code {code})")
         if dimensions > MAX_DIMENSIONS:
             _malformed(f"tensor {name!r} has {dimensions} dimensions")
         shape = tuple(reader.varint() for _ in range(dimensions))
-        if math.prod(side for side in shape if side) >= 1 << 60:
+        if math.prod(side for side in shape if side) >= MAX_ENTRIES:
             _malformed(f"tensor {name!r} has an impossible shape {shape}")
-        layout.append(Spec(name, shape, np.dtype(lay.DTYPES[code])))
-        if len(layout) > most:
-            _malformed("more tensors than bytes")
-    return layout
+        yield Spec(name, shape, np.dtype(lay.DTYPES[code]))
 
 
-def _as_in_model(layout: list[Spec], like: list[Spec]) -> list[Spec]:
-    """The payload's tensors in its order with the model's dtypes, or a refusal that names the first difference."""
+def _as_in_model(entries: Iterable[Spec], like: list[Spec]) -> list[Spec]:
+    """The payload's tensors in its order with the model's dtypes, or a refusal that names the first difference.
+
+    Entries are taken one by one, so a payload of other tensors costs no more than the model's own.
+    """
     model = {spec.name: spec for spec in like}
-    for spec in layout:
+    layout = []
+    for spec in entries:
         if spec.name not in model:
             raise PayloadError("layout", f"the payload has a tensor {spec.name!r} that the model lacks")
         if spec.shape != model[spec.name].shape:
             expected = model[spec.name].shape
             raise PayloadError("layout", f"tensor {spec.name!r} has shape {spec.shape}, the model's is {expected}")
+        layout.append(model[spec.name])
     if len(layout) != len(model):
         missing = next(iter(set(model) - {spec.name for spec in layout}))
         raise PayloadError("layout", f"the payload lacks the model's tensor {missing!r}")
-    return [model[spec.name] for spec in layout]
+    return layout
 
 
 def _read_step(reader: Reader) -> tuple[float, Array]:
@@ -308,14 +330,18 @@ def _read_section(reader: Reader, spec: Spec | None, has_step: bool) -> Section:
     return Section(kind) if kind == ZERO else Section(kind, reader.take(reader.varint()))
 
 
-def read_tiles(body: bytes | memoryview, tiles: Sequence[Tile]) -> list[CodedTile]:
-    """The non-zero tiles of a section, their headers checked."""
+def read_tiles(body: bytes | memoryview, shape: tuple[int, ...]) -> list[CodedTile]:
+    """The non-zero tiles of a tensor's section, their headers checked."""
+    size = math.prod(shape)
+    if size == 0:
+        _malformed("an empty tensor has coefficients")
+    if size > lay.TILE_CELLS * (len(body) + 1):  # before they are listed: every tile but the last has a byte
+        raise PayloadError("truncated", f"{len(body)} bytes cannot hold the tiles of {size} entries")
     reader = Reader(body)
     result = []
-    if not tiles:
-        _malformed("an empty tensor has coefficients")
-    for k, tile in enumerate(tiles):
-        part = Reader(reader.take(reader.varint() if k < len(tiles) - 1 else reader.left()))
+    every = tiles(shape)
+    for k, tile in enumerate(every):
+        part = Reader(reader.take(reader.varint() if k < len(every) - 1 else reader.left()))
         if part.left():
             header = _read_header(part, tile.height * tile.width)
             stream = part.take(part.left())
@@ -399,6 +425,8 @@ def read_integers(section: Section, spec: Spec) -> Array:
             data = inflate.decompress(data, spec.size * dtype.itemsize + 1)
         except zlib.error as error:
             raise PayloadError("malformed", f"tensor {spec.name!r} cannot be decompressed") from error
+        if not inflate.eof or inflate.unused_data:
+            _malformed(f"tensor {spec.name!r} is not one whole compressed block of its size")
     if len(data) != spec.size * dtype.itemsize:
         _malformed(f"tensor {spec.name!r}: {len(data)} bytes for {spec.size} entries of {dtype}")
     if dtype.kind == "b":

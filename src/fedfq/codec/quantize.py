@@ -6,6 +6,7 @@ of any two finite float32 numbers, subnormal ones included, neither overflow nor
 """
 
 import math
+import operator
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 
+MAX_MAGNITUDE = (1 << 17) - 1  # of a level of one step; what lies beyond is clipped
 THETA = 0.62  # of a step: smaller entries become 0
 LAMBDA = 0.1155  # error a bit is worth, in squares of a step: 2 ln 2 / 12, the slope at high rates
 MIN_THRESHOLD, MAX_THRESHOLD = 0.58, 1.45
@@ -59,7 +61,7 @@ def uniform(key: np.uint64, index: int) -> float:
 def stream_key(seed: int, stream: int) -> np.uint64:
     """The key of one random sequence. Both numbers are taken modulo 2^64."""
     mask = 2**64 - 1
-    return np.uint64(_derive_key(np.uint64(seed & mask), np.uint64(stream & mask)))
+    return np.uint64(_derive_key(np.uint64(operator.index(seed) & mask), np.uint64(operator.index(stream) & mask)))
 
 
 def class_scales(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
@@ -241,7 +243,7 @@ def _deadzone(row_starts: Array, columns: Array, values: Array, width: int, step
         row = rows[i] + OFFSET
         for t in range(first, last):
             size = abs(values[t]) * inverse
-            level = max(int(size + (1.0 - THETA)), 1)
+            level = max(int(min(size + (1.0 - THETA), MAX_MAGNITUDE)), 1)
             kept = size >= thresholds[min(max(row + sides[columns[t]], 0), BINS - 1)]
             columns[n] = columns[t]
             levels[n] = level if values[t] > 0 else -level
@@ -295,7 +297,8 @@ def _stochastic(
         row_starts[i] = n
         first = start + i * stride
         for j in range(width):
-            level = _round_up_or_down(abs(np.float64(flat[first + j])) / step, key, i * width + j)
+            size = min(abs(np.float64(flat[first + j])) / step, MAX_MAGNITUDE)
+            level = _round_up_or_down(size, key, i * width + j)
             columns[n] = j
             levels[n] = np.int32(math.copysign(level, flat[first + j]))
             n += level > 0

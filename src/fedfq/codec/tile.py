@@ -22,7 +22,7 @@ Each row is coded as its blocks, then its levels.
 from __future__ import annotations
 
 from itertools import pairwise
-from math import comb
+from math import comb, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +45,6 @@ from .quantize import Sparse
 CONTEXTS = 60
 CONTEXT_OFFSET = 22  # context of an expected |level| of 1; context 0 is 2^-11 and below
 MAX_CLASS = 80
-MAX_MAGNITUDE = (1 << 17) - 1
 MAGNITUDE_SYMBOLS = 36
 SIGN_TOTAL = TOTAL // 2  # magnitudes share the range with the sign, so that both are one operation
 CLASS_PRIOR = 3
@@ -72,7 +71,7 @@ def _power(base: float, exponent: int) -> float:
 
 
 def _expected_level(context: int) -> float:
-    return _power(2.0**0.5 if context >= CONTEXT_OFFSET else 0.5**0.5, abs(context - CONTEXT_OFFSET))
+    return _power(sqrt(2.0 if context >= CONTEXT_OFFSET else 0.5), abs(context - CONTEXT_OFFSET))
 
 
 def _as_counts(probabilities: list[float]) -> list[int]:

@@ -1,0 +1,46 @@
+"""Payloads of older releases: they decode to the same bits for ever, and the same update still gives them."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from fedfq import PayloadError, decode, encode, inspect
+from tests.fixtures.make import CASES, FOLDER
+from tests.updates import Array, assert_identical
+
+
+def expected(case: str) -> dict[str, Array]:
+    with np.load(FOLDER / f"{case}.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def test_every_case_has_its_files() -> None:
+    assert {path.stem for path in FOLDER.glob("*.fq")} == {path.stem for path in FOLDER.glob("*.npz")} == set(CASES)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_frozen_payloads_decode_to_the_same_bits(case: str) -> None:
+    payload = (FOLDER / f"{case}.fq").read_bytes()
+    update, options = CASES[case]
+    assert_identical(decode(payload, like=update), expected(case))
+    if options.get("layout") == "digest":
+        with pytest.raises(PayloadError, match="like="):
+            decode(payload)
+    else:
+        assert_identical(decode(payload), expected(case))
+
+
+@pytest.mark.skipif("ng" in zlib.ZLIB_RUNTIME_VERSION, reason="zlib-ng deflates layouts to other bytes")
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_update_gives_the_frozen_bytes(case: str) -> None:
+    update, options = CASES[case]
+    assert encode(update, **options) == (FOLDER / f"{case}.fq").read_bytes()
+
+
+def test_the_cases_hold_every_kind_of_section() -> None:
+    kinds = set()
+    for case, (update, _) in CASES.items():
+        report = inspect((FOLDER / f"{case}.fq").read_bytes(), like=update)
+        kinds |= {tensor.kind for tensor in report.tensors}
+    assert kinds == {"zero", "plain", "widths", "float16", "float32", "integer"}

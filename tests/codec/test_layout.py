@@ -1,0 +1,298 @@
+"""Layouts: any tensor is seen as float32 without copying more than needed, and every cell is in exactly one tile."""
+
+import math
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedfq.codec.layout import (
+    EXACT,
+    KEPT,
+    QUANTIZED,
+    TILE_CELLS,
+    Matrix,
+    Spec,
+    Tensor,
+    digest,
+    raw_bytes,
+    read,
+    specs,
+    tiles,
+)
+
+
+def values_of(matrix: Matrix) -> npt.NDArray[np.float32]:
+    rows = [matrix.flat[matrix.start + i * matrix.stride :][: matrix.width] for i in range(matrix.height)]
+    return np.array(rows, np.float32)
+
+
+def gathered(tensor: Tensor) -> npt.NDArray[np.float32]:
+    """The tensor put together from its tiles."""
+    flat = np.full(tensor.spec.size, np.nan, np.float32)
+    for tile in tensor.tiles:
+        values = values_of(tensor.matrix(tile))
+        for i in range(tile.height):
+            flat[tile.start + i * tile.stride :][: tile.width] = values[i]
+    return flat.reshape(tensor.spec.shape)
+
+
+# --- Tiles -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(st.lists(st.integers(0, 12), max_size=5).map(tuple))
+@example(())
+@example((0,))
+@example((1024,))
+@example((1025,))
+@example((3, 2000))
+@example((2000, 3))
+@example((513, 3))
+@example((1, 1, 70_000))
+@example((4, 4))
+@example((2, 3, 5, 7, 11, 13))
+@example((2049, 2048))
+@example((4, 1_100_000))
+@example((1_100_000, 4))
+@example((4_200_000,))
+@example((2500, 3100))
+def test_tiles_cover_every_cell_once(shape: tuple[int, ...]) -> None:
+    covered = np.zeros(math.prod(shape), np.uint8)
+    for tile in tiles(shape):
+        assert 0 < tile.height * tile.width <= TILE_CELLS
+        end = tile.start + (tile.height - 1) * tile.stride + tile.width
+        assert 0 <= tile.start < end <= covered.size
+        for i in range(tile.height):
+            first = tile.start + i * tile.stride
+            covered[first : first + tile.width] += 1
+    assert (covered == 1).all()
+
+
+def test_tiles_are_the_matrices_one_expects() -> None:
+    assert tiles((30, 40)) == [(0, 40, 30, 40)]
+    assert tiles((16, 3, 3, 3)) == [(0, 27, 16, 27)]
+    assert tiles((1000,)) == [(0, 1000, 1, 1000)]
+    assert tiles((1100,)) == [(0, 256, 4, 256), (1024, 76, 1, 76)]  # rows of 256, and a rest
+    assert tiles((3, 400)) == [(0, 256, 4, 256), (1024, 176, 1, 176)]
+    assert tiles((4096, 2048)) == [(0, 2048, 2048, 2048), (2048 * 2048, 2048, 2048, 2048)]
+    assert tiles((5, 0, 3)) == []
+    assert tiles(()) == [(0, 1, 1, 1)]
+
+
+# --- Values ------------------------------------------------------------------------------------------------
+
+
+def test_contiguous_float32_is_never_copied() -> None:
+    array = np.arange(5000, dtype=np.float32)
+    weight = torch.randn(40, 50)
+    for value in (array, array.reshape(50, 100), array.reshape(10, 20, 25), weight, weight.requires_grad_()):
+        tensor = Tensor("w", value)
+        source = value.detach().numpy() if isinstance(value, torch.Tensor) else value
+        for tile in tensor.tiles:
+            assert np.shares_memory(tensor.matrix(tile).flat, source)
+
+
+def test_other_matrices_are_copied_a_tile_at_a_time() -> None:
+    array = np.zeros((3000, 4000), np.float64).T
+    for value in (array, array.astype(np.float32), array.T.astype(np.float16)):
+        tensor = Tensor("w", value)
+        assert len(tensor.tiles) > 1
+        assert all(tensor.matrix(tile).flat.size == tile.height * tile.width for tile in tensor.tiles)
+
+
+BASE = np.random.default_rng(0).normal(size=(12, 20, 50)).astype(np.float32)
+UNALIGNED = np.frombuffer(b"\0" + BASE.tobytes(), np.uint8)[1:].view(np.float32)
+RECORDS = np.zeros(3000, dtype=[("tag", "u1"), ("value", "f4")])
+RECORDS["value"] = BASE.reshape(-1)[:3000]
+
+ARRANGED = {
+    "contiguous": BASE,
+    "transposed": BASE.transpose(2, 0, 1),
+    "transposed matrix": BASE.reshape(120, 100).T,
+    "every other column": BASE.reshape(120, 100)[:, ::2],
+    "every other row": BASE.reshape(120, 100)[::2],
+    "every other entry": BASE.reshape(-1)[::2],
+    "every third of the last axis": BASE[:, :, ::3],
+    "reversed": BASE.reshape(-1)[::-1],
+    "reversed rows": BASE.reshape(120, 100)[::-1],
+    "broadcast scalar": np.broadcast_to(np.float32(0.7), (3000,)),
+    "broadcast row": np.broadcast_to(BASE[0, 0], (30, 50)),
+    "Fortran order": np.asfortranarray(BASE),
+    "thin, transposed": BASE.reshape(4000, 3).T[:, :2001],
+    "narrow, strided": BASE.reshape(2000, 6)[:513, ::2],
+    "read-only": np.frombuffer(BASE.tobytes(), np.float32),
+    "unaligned": UNALIGNED,
+    "field of records": RECORDS["value"],
+    "0-d": np.array(0.7, np.float32),
+    "scalar": np.float32(0.7),
+    "empty": np.zeros((0, 3), np.float32),
+    "big-endian": BASE.astype(">f4"),
+    "float16": BASE.astype(np.float16),
+    "float64": BASE.astype(np.float64),
+    "big-endian float64, strided": BASE.reshape(-1).astype(">f8")[::3],
+    "float64, strided": BASE.reshape(-1).astype(np.float64)[::2],
+    "longdouble": BASE.astype(np.longdouble).transpose(1, 0, 2),
+}
+
+
+@pytest.mark.parametrize("name", ARRANGED)
+def test_values_are_read_whatever_dtype_and_memory_order(name: str) -> None:
+    array = ARRANGED[name]
+    tensor = Tensor("w", array)
+    np.testing.assert_array_equal(gathered(tensor), np.asarray(array).astype(np.float32))
+    assert tensor.spec.shape == np.shape(array)
+    assert tensor.spec.dtype == array.dtype.newbyteorder("=")
+    assert tensor.peak() == float(np.abs(np.asarray(array).astype(np.float32)).max(initial=0))
+
+
+def test_torch_tensors_are_read() -> None:
+    base = torch.from_numpy(BASE.copy())
+    for value in (base, base.permute(2, 0, 1), base[:, ::2], base.double(), base.half(), base[0, 0, :1].expand(2000)):
+        tensor = Tensor("w", value)
+        np.testing.assert_array_equal(gathered(tensor), value.float().numpy())
+        assert str(value.dtype) == f"torch.{tensor.spec.dtype}"
+    parameter = Tensor("w", torch.nn.Parameter(base))
+    np.testing.assert_array_equal(gathered(parameter), BASE)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_floats_that_numpy_lacks_become_float32(dtype: torch.dtype) -> None:
+    value = torch.from_numpy(BASE.copy()).to(dtype).permute(1, 0, 2)
+    tensor = Tensor("w", value)
+    assert tensor.spec.dtype == np.float32
+    np.testing.assert_array_equal(gathered(tensor), value.float().numpy())
+
+
+def test_a_sample_is_every_so_many_th_row_and_column() -> None:
+    array = BASE.reshape(120, 100)
+    sample = Matrix(array.reshape(-1), 203, 100, 50, 60).sample(7, 4)
+    np.testing.assert_array_equal(values_of(sample), array[2:52, 3:63][::7, ::4])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_entries_that_are_not_finite_are_refused(bad: float, dtype: type) -> None:
+    array = np.ones((50, 40), dtype)
+    array[49, 39] = bad
+    for value in (array, array.T):
+        with pytest.raises(ValueError, match="'layer.weight' has entries that are not finite"):
+            Tensor("layer.weight", value).peak()
+
+
+def test_a_float64_beyond_float32_is_refused() -> None:
+    with pytest.raises(ValueError, match="'w' has entries that are not finite in float32"):
+        Tensor("w", np.array([1.0, 1e39])).peak()
+
+
+# --- Updates -----------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_a_mapping_pairs_or_a_module() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    state = module.state_dict()
+    for update in (module, state, dict(state), list(state.items()), iter(state.items()), OrderedDict(state)):
+        assert [tensor.spec.name for tensor in read(update)] == list(state)
+    assert read({}) == []
+
+
+def test_kinds_follow_dtype_and_name() -> None:
+    update = {
+        "a.weight": np.zeros(3, np.float32),
+        "a.running_var": np.zeros(3, np.float64),
+        "running_counts": np.zeros(3, np.int32),
+        "a.count": np.zeros((), np.int64),
+        "mask": np.zeros(3, bool),
+        "A.RUNNING_VAR": np.zeros(3, np.float32),
+    }
+    kinds = [tensor.kind for tensor in read(update, keep=("*running_var", "running_*"))]
+    assert kinds == [QUANTIZED, KEPT, EXACT, EXACT, EXACT, QUANTIZED]
+
+
+def test_duplicate_names_and_names_that_are_not_str() -> None:
+    array = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="two tensors are named 'w'"):
+        read([("w", array), ("v", array), ("w", array)])
+    with pytest.raises(TypeError, match="names must be str, got 3"):
+        read({3: array})
+    with pytest.raises(TypeError, match="names must be str"):
+        read({b"w": array})
+
+
+@pytest.mark.parametrize(
+    "update", [None, 3, "w", b"w", np.zeros(3), [np.zeros(3)], [("a", 1, 2)], torch.zeros(3)], ids=repr
+)
+def test_what_is_no_update(update: object) -> None:
+    with pytest.raises(TypeError, match="expected a mapping from names to arrays"):
+        read(update)
+
+
+REFUSED = {
+    "complex": np.zeros(3, np.complex64),
+    "str": np.array(["a"]),
+    "object": np.array([None]),
+    "datetime": np.zeros(3, "M8[s]"),
+    "records": RECORDS,
+    "list": [1.0, 2.0],
+    "float": 1.0,
+    "none": None,
+    "torch complex": torch.zeros(3, dtype=torch.complex64),
+    "torch sparse": torch.eye(4).to_sparse(),
+    "torch meta": torch.zeros(3, device="meta"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_tensor(name: str) -> None:
+    with pytest.raises(TypeError, match="tensor 'layer.weight'"):
+        read({"layer.weight": REFUSED[name]})
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_compressed_sparse_tensors_are_refused_too() -> None:
+    with pytest.raises(TypeError, match="tensor 'layer.weight' must be a numpy array or a dense torch tensor"):
+        read({"layer.weight": torch.eye(4).to_sparse_csr()})
+
+
+# --- Digest and size ---------------------------------------------------------------------------------------
+
+
+def test_raw_bytes_count_four_bytes_a_float_and_native_bytes_else() -> None:
+    update = {
+        "a": np.zeros((3, 5), np.float64),
+        "b": np.zeros(7, np.float16),
+        "c": np.zeros((), np.int64),
+        "d": np.zeros(9, bool),
+        "e": torch.zeros(11, dtype=torch.bfloat16),
+        "f": np.zeros((0, 4), np.float32),
+    }
+    assert raw_bytes(specs(update)) == 15 * 4 + 7 * 4 + 8 + 9 + 11 * 4
+
+
+def test_digest_ignores_order_and_dtype_but_neither_names_nor_shapes() -> None:
+    single, double = np.dtype(np.float32), np.dtype(np.float64)
+    layout = [Spec("a", (3, 4), single), Spec("b", (), single)]
+    same = [Spec("b", (), double), Spec("a", (3, 4), np.dtype(np.int8))]
+    assert digest(layout) == digest(same) and len(digest(layout)) == 8
+    others = [
+        [Spec("a", (4, 3), single), Spec("b", (), single)],
+        [Spec("a", (3, 4), single), Spec("b", (1,), single)],
+        [Spec("a", (3, 4), single), Spec("c", (), single)],
+        [Spec("a", (3, 4), single)],
+        [Spec("b", (3, 4), single), Spec("a", (), single)],
+        [Spec("a', (3, 4))('b", (), single)],
+        [],
+    ]
+    assert len({digest(layout), *map(digest, others)}) == 1 + len(others)
+
+
+def test_digest_is_frozen() -> None:
+    """Another digest would no longer fit the payloads of older releases."""
+    assert (
+        digest([Spec("b", (), np.dtype(np.float32)), Spec("a", (3, 4), np.dtype(np.float32))]).hex()
+        == "260df48a89f494a6"
+    )

@@ -141,9 +141,7 @@ print(time.perf_counter() - start)
 def in_new_process(code: str, *arguments: str, **environment: str) -> list[float]:
     command = [sys.executable, "-c", code, *arguments]
     root = Path(__file__).resolve().parent.parent
-    result = subprocess.run(
-        command, env=os.environ | environment, cwd=root, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run(command, env=os.environ | environment, cwd=root, capture_output=True, text=True, check=True)
     return [float(word) for word in result.stdout.split()]
 
 
@@ -170,10 +168,29 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
     Console(width=120).print(table)
 
 
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """NMSE over the true ratio: one panel an update, ours and the paper's scheme."""
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(row["update"] for row in rows))
+    figure = Figure(figsize=(3.2 * len(names), 3.2), layout="constrained")
+    for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
+        own = [row for row in rows if row["update"] == name]
+        for key, label in (("nmse", "fedfq"), ("exact", "widths 0-8, exact"), ("cgsa", "widths 0-8, CGSA (paper)")):
+            axes.plot([row["ratio"] for row in own], [row[key] for row in own], marker="o", markersize=3, label=label)
+        axes.set(xscale="log", yscale="log", title=name, xlabel="float32 bytes / payload bytes")
+        axes.set_xticks(RATIOS, [f"{ratio}x" for ratio in RATIOS])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("NMSE")
+    figure.axes[0].legend(fontsize=7)
+    figure.savefig(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--updates", type=Path, help="folder of .npz files with real updates")
-    parser.add_argument("--out", type=Path, help="write a .json here")
+    parser.add_argument("--out", type=Path, help="write a .json and a .svg here")
     parser.add_argument("--quick", action="store_true", help="small sizes and few repeats")
     options = parser.parse_args()
     updates = {"digits": train().update}
@@ -200,6 +217,7 @@ def main() -> None:
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        draw(result["distortion"], options.out.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

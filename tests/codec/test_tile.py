@@ -6,19 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfq.codec.contexts import CONTEXTS, CONTEXTS_PER_SHIFT, MAX_CLASS, SHIFTS, SPACINGS
 from fedfq.codec.errors import PayloadError
 from fedfq.codec.layout import Tile
 from fedfq.codec.quantize import MAX_MAGNITUDE, Sparse, nonzero
-from fedfq.codec.tile import (
-    CONTEXTS,
-    CONTEXTS_PER_SHIFT,
-    MAX_CLASS,
-    SHIFTS,
-    SPACINGS,
-    Encoded,
-    decode_tile,
-    encode_tile,
-)
+from fedfq.codec.tile import Encoded, decode_tile, encode_tile
 
 Levels = npt.NDArray[np.int32]
 

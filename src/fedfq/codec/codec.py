@@ -10,6 +10,7 @@ import numpy as np
 
 from . import payload as pay
 from .allocate import cgsa, exact, find_step
+from .contexts import SHIFTS
 from .errors import BudgetError
 from .kernels import Array
 from .layout import KEPT, QUANTIZED, Matrix, Spec, Tensor, Tile, raw_bytes, read
@@ -25,7 +26,7 @@ from .quantize import (
     stochastic_levels,
     stream_key,
 )
-from .tile import SHIFTS, Encoded, encode_tile
+from .tile import Encoded, encode_tile
 
 SAMPLE_CELLS = 1 << 18  # the step is first sought on about this many entries
 SMALL = 1 << 21  # up to so many entries the budget is filled to 99%, beyond to 96%: trials take longer there

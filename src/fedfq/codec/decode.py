@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import payload as pay
+from .contexts import CONTEXTS_PER_SHIFT, SHIFTS
 from .errors import PayloadError
 from .kernels import Array, kernel
 from .layout import Spec, specs
 from .parallel import Spread, workers
 from .quantize import LEVELS
-from .tile import CONTEXTS_PER_SHIFT, SHIFTS, decode_tile
+from .tile import decode_tile
 
 LARGEST = float(np.finfo(np.float32).max)
 

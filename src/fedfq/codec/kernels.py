@@ -16,7 +16,11 @@ Int = Any  # in kernels: an int to Python, an int64 once compiled
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called, for good (the result is cached on disk); it releases the GIL."""
+    """Compile a function when it is first called, for good (the result is cached on disk); it releases the GIL.
+
+    The cache looks at the file of a kernel, not at those of kernels it calls: after a change to one that is called from
+    another file, `make clean`.
+    """
     return njit(cache=True, nogil=True, error_model="numpy")(function)
 
 

@@ -17,10 +17,11 @@ from typing import NoReturn
 import numpy as np
 
 from . import layout as lay
+from .contexts import MAX_CLASS, SHIFTS, SPACINGS
 from .errors import PayloadError
 from .kernels import Array
 from .layout import Spec, Tile, tiles
-from .tile import MAX_CLASS, SHIFTS, SPACINGS, Encoded, Header
+from .tile import Encoded, Header
 
 MAGIC = b"FQ"
 VERSION = 1

@@ -2,8 +2,8 @@
 
     python benchmarks/codec.py [--updates FOLDER] [--out results/codec] [--quick]
 
-Distortion is measured on the update of the demo's small network and on every `.npz` of FOLDER (tensors by name). Speed is
-measured on synthetic updates beside copying and sorting the same vector, in the same run, each the best of several:
+Distortion is measured on the update of the demo's small network and on every `.npz` of FOLDER (tensors by name). Speed
+is measured on synthetic updates beside copying and sorting the same vector, in the same run, each the best of several:
 compare ratios, as seconds depend on the machine. Do not run anything beside it.
 """
 

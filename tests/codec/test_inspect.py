@@ -8,11 +8,11 @@ import pytest
 from fedfq import PayloadError, decode, encode, inspect
 from fedfq.codec.layout import Spec
 from fedfq.codec.payload import ZERO, Section, write
-from tests.updates import network, raw_size, scaled
+from tests.updates import draw, network, raw_size, scaled
 
 OPTIONS: list[dict[str, Any]] = [
-    {"ratio": 12},
-    {"step": 0.003},
+    {"ratio": 12, "basis": "identity"},
+    {"step": 0.003, "basis": "identity"},
     {"ratio": 12, "rounding": "stochastic"},
     {"ratio": 12, "allocator": "exact"},
     {"ratio": 12, "allocator": "cgsa"},
@@ -42,6 +42,13 @@ def test_sizes_and_non_zeros_are_those_of_the_payload(options: dict[str, Any], l
     assert kinds["bn.running_var"] == "float16" and kinds["bn.num_batches_tracked"] == "integer"
     assert kinds["zero.weight"] == kinds["empty"] == "zero"
     assert (report.step is not None) == (options.get("allocator") is None)
+
+
+def test_factors_show_their_rank() -> None:
+    update = {"w": np.outer(draw("normal", (60,)), draw("normal", (90,))), "b": draw("normal", (60,))}
+    matrix, vector = inspect(encode(update, step=0.2)).tensors
+    assert (matrix.kind, matrix.rank, vector.kind, vector.rank) == ("factors", 1, "plain", 0)
+    assert 0 < matrix.nonzeros <= 60 + 90
 
 
 def test_the_step_is_the_payloads() -> None:

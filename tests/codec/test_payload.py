@@ -252,7 +252,7 @@ REFUSALS: dict[str, dict[str, bytes]] = {
         "an unknown flag": sealed(FLOATS + b"\0", 128),
         "an unknown dtype": sealed(table(entry(dtype=13)) + b"\0"),
         "an unknown kind of section": sealed(FLOATS + section(7, b"abc")),
-        "a reserved kind of section": sealed(FLOATS + section(16, b"abc")),
+        "a reserved kind of section": sealed(FLOATS + section(18, b"abc")),
     },
     "checksum": {
         "a bit of the body": VALID["float16"][0][:-1] + b"\x01",

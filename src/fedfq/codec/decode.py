@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import payload as pay
+from .basis import fold, unit_columns
 from .contexts import CONTEXTS_PER_SHIFT, SHIFTS
 from .errors import PayloadError
 from .kernels import Array, kernel
@@ -26,11 +27,24 @@ _WIDTH_SHARE = np.concatenate([np.arange(1, s + 1) / s for s in (LEVELS[2], LEVE
 
 
 class _Part(NamedTuple):
-    """Decoded entries of one tensor: `values` at `indices`, or all of them where `indices` is None."""
+    """Decoded entries of one tensor: `values` at `indices`; all of them; with `right`, the product values right^T."""
 
     tensor: int
     indices: Array | None
     values: Array
+    right: Array | None = None
+
+    def add_to(self, total: Array, shape: tuple[int, ...], weight: float) -> None:
+        """total += weight * part."""
+        if self.indices is not None:
+            _scatter_add(total, self.indices, self.values, weight)
+            return
+        with np.errstate(over="ignore"):
+            if self.right is None:
+                total += self.values * total.dtype.type(weight)
+            else:
+                _add_product(total, shape, self.values * np.float32(weight), self.right)
+        np.clip(total, -LARGEST, LARGEST, out=total)
 
 
 def decode(
@@ -55,10 +69,10 @@ def decode(
     for spec, tensor_parts in zip(parsed.layout, parts):
         flat = np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype)
         for part in tensor_parts:
-            if part.indices is None:
-                flat[:] = part.values
+            if spec.is_float:
+                part.add_to(flat, spec.shape, 1.0)
             else:
-                _scatter(flat, part.indices, part.values)
+                flat = part.values
         result[spec.name] = _as_dtype(flat, spec.dtype).reshape(spec.shape)
     return result
 
@@ -88,7 +102,12 @@ class Accumulator:
         with workers(self.threads) as spread:
             parts = _parts(parsed, parsed.layout, spread)  # all of them, before anything is added
             sums = [self._sums[spec.name] for spec in parsed.layout]
-            spread(lambda pair: _add(pair[0], pair[1], weight), zip(sums, parts))
+
+            def add(item: tuple[Array, Spec, list[_Part]]) -> None:
+                for part in item[2]:
+                    part.add_to(item[0], item[1].shape, weight)
+
+            spread(add, zip(sums, parsed.layout, parts))
         self.weight += weight
 
     def mean(self) -> dict[str, Array]:
@@ -97,7 +116,9 @@ class Accumulator:
             raise ValueError("nothing was added yet")
         result = {}
         for spec in self.layout:
-            mean = self._sums[spec.name] / self._sums[spec.name].dtype.type(self.weight)
+            with np.errstate(over="ignore"):  # a mean of the largest numbers may round up
+                mean = self._sums[spec.name] / self._sums[spec.name].dtype.type(self.weight)
+            np.clip(mean, -LARGEST, LARGEST, out=mean)
             result[spec.name] = _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
         return result
 
@@ -118,7 +139,14 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
         if section.kind in (pay.HALF, pay.SINGLE, pay.INTEGER, pay.INTEGER_DEFLATED):
             work.append(partial(_whole, number, section, spec))
         elif section.kind != pay.ZERO:
-            scales, body = pay.read_scales(section) if section.kind == pay.WIDTHS else (None, section.body)
+            scales, body = None, section.body
+            if section.kind == pay.WIDTHS:
+                scales, body = pay.read_scales(section)
+            elif section.kind != pay.PLAIN:
+                rank, right, left, body = pay.read_factors(section, spec.shape)
+                work.append(partial(_decode_factors, number, rank, right, left, parsed.step))
+                if section.kind == pay.FACTORS:
+                    continue
             for coded in pay.read_tiles(body, spec.shape):
                 work.append(partial(_decode_tile, number, coded, scales, parsed))
     parts: list[list[_Part]] = [[] for _ in layout]
@@ -127,15 +155,16 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
     return parts
 
 
-def _add(total: Array, parts: Sequence[_Part], weight: float) -> None:
-    """total += weight * parts, no further than float32 reaches: one client's huge numbers must not make it infinite."""
-    for part in parts:
-        if part.indices is None:
-            with np.errstate(over="ignore"):
-                total += part.values * total.dtype.type(weight)
-            np.clip(total, -LARGEST, LARGEST, out=total)
-        else:
-            _scatter_add(total, part.indices, part.values, float(weight))
+def _add_product(total: Array, shape: tuple[int, ...], left: Array, right: Array) -> None:
+    """total += left right^T, some rows at a time."""
+    view = fold(shape)
+    assert view is not None
+    rows = view.split(total.reshape(shape))
+    at = 0
+    for block in rows:
+        count = block.shape[0] * math.prod(block.shape[1 : view.rows])
+        block += (left[at : at + count] @ right.T).reshape(block.shape)
+        at += count
 
 
 def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:
@@ -156,6 +185,19 @@ def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed
     return _Part(number, indices, values)
 
 
+def _decode_factors(number: int, rank: int, right: pay.CodedTile, left: pay.CodedTile, step: float) -> _Part:
+    """A V^T with unit columns in V and the levels of A in steps. (No shifts: the rest was made for just this.)"""
+    factors = []
+    for coded in (left, right):
+        indices, levels, _ = decode_tile(coded.header, coded.stream, coded.tile)
+        dense = np.zeros(coded.tile.height * rank, np.float32)
+        dense[indices] = levels
+        factors.append(dense.reshape(-1, rank))
+    if step * float(np.abs(factors[0]).max()) * rank > LARGEST:
+        raise PayloadError("malformed", "factors whose product exceeds float32")
+    return _Part(number, None, factors[0] * np.float32(step), unit_columns(factors[1]))
+
+
 @kernel
 def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, values: Array) -> None:
     """(|level| + shift) step with the sign of the level; what exceeds float32 is clipped to its largest number."""
@@ -164,12 +206,6 @@ def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, val
         group = contexts[k] // CONTEXTS_PER_SHIFT if size == 1 else SHIFTS - 1
         value = min((size + np.float64(shifts[group])) * step, LARGEST)
         values[k] = value if levels[k] > 0 else -value
-
-
-@kernel
-def _scatter(flat: Array, indices: Array, values: Array) -> None:
-    for k in range(indices.size):
-        flat[indices[k]] = values[k]
 
 
 @kernel

@@ -12,7 +12,7 @@ from .layout import Spec, raw_bytes, specs
 
 @dataclass(frozen=True)
 class TensorReport:
-    """One tensor's share. `nonzeros` counts the entries that are not known to be zero."""
+    """One tensor's share. `nonzeros` counts what is sent and not zero, in factors of rank `rank` too."""
 
     name: str
     shape: tuple[int, ...]
@@ -20,6 +20,7 @@ class TensorReport:
     kind: str
     bytes: int
     nonzeros: int
+    rank: int
     bits_per_parameter: float
 
 
@@ -63,13 +64,19 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
 
 def _tensor(spec: Spec, section: pay.Section) -> TensorReport:
     size = 1 + (len(section.body) + len(pay.varint(len(section.body))) if section.kind != pay.ZERO else 0)
+    rank = 0
+    nonzeros = spec.size
     if section.kind == pay.ZERO:
         nonzeros = 0
-    elif section.kind in (pay.PLAIN, pay.WIDTHS):
-        body = section.body if section.kind == pay.PLAIN else pay.read_scales(section)[1]
-        nonzeros = sum(coded.header.nonzeros for coded in pay.read_tiles(body, spec.shape))
-    else:
-        nonzeros = spec.size
+    elif section.kind in (pay.WIDTHS, *pay.STEPPED_KINDS):
+        nonzeros, body = 0, section.body
+        if section.kind == pay.WIDTHS:
+            body = pay.read_scales(section)[1]
+        elif section.kind != pay.PLAIN:
+            rank, right, left, body = pay.read_factors(section, spec.shape)
+            nonzeros = right.header.nonzeros + left.header.nonzeros
+        if section.kind != pay.FACTORS:
+            nonzeros += sum(coded.header.nonzeros for coded in pay.read_tiles(body, spec.shape))
     return TensorReport(
         name=spec.name,
         shape=spec.shape,
@@ -77,5 +84,6 @@ def _tensor(spec: Spec, section: pay.Section) -> TensorReport:
         kind=pay.KIND_NAMES[section.kind],
         bytes=size,
         nonzeros=nonzeros,
+        rank=rank,
         bits_per_parameter=8 * size / max(1, spec.size),
     )

@@ -17,6 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from . import layout as lay
+from .basis import fold, max_rank
 from .contexts import MAX_CLASS, SHIFTS, SPACINGS
 from .errors import PayloadError
 from .kernels import Array
@@ -33,9 +34,15 @@ HAS_GAIN = 4  # reserved
 HAS_BASIS = 8  # reserved
 
 ZERO, PLAIN, WIDTHS, HALF, SINGLE, INTEGER, INTEGER_DEFLATED = range(7)
-FLOAT_KINDS = (ZERO, PLAIN, WIDTHS, HALF, SINGLE)
+FACTORS, FACTORS_AND_PLAIN = 16, 17
+STEPPED_KINDS = (PLAIN, FACTORS, FACTORS_AND_PLAIN)
+FLOAT_KINDS = (ZERO, WIDTHS, HALF, SINGLE, *STEPPED_KINDS)
 INTEGER_KINDS = (ZERO, INTEGER, INTEGER_DEFLATED)
-KIND_NAMES = ("zero", "plain", "widths", "float16", "float32", "integer", "integer")
+KIND_NAMES = {
+    **{ZERO: "zero", PLAIN: "plain", WIDTHS: "widths", HALF: "float16", SINGLE: "float32"},
+    **{INTEGER: "integer", INTEGER_DEFLATED: "integer"},
+    **{FACTORS: "factors", FACTORS_AND_PLAIN: "factors + plain"},
+}
 
 SHIFT_UNIT = 1 / 256  # of a step
 
@@ -146,6 +153,12 @@ def write_tiles(tiles: Sequence[Encoded | None]) -> bytes:
     """The body of a section's tiles; None for one that is all zero."""
     bodies = [b"" if tile is None else _write_header(tile.header) + tile.stream for tile in tiles]
     return b"".join(varint(len(body)) + body for body in bodies[:-1]) + bodies[-1]
+
+
+def write_factors(rank: int, right: Encoded, left: Encoded) -> bytes:
+    """The head of a section with factors: rank, V, A."""
+    tiles = (_write_header(tile.header) + tile.stream for tile in (right, left))
+    return varint(rank) + b"".join(varint(len(tile)) + tile for tile in tiles)
 
 
 def _write_header(header: Header) -> bytes:
@@ -322,13 +335,31 @@ def _read_step(reader: Reader) -> tuple[float, Array]:
 
 def _read_section(reader: Reader, spec: Spec | None, has_step: bool) -> Section:
     kind = reader.byte()
-    if kind >= len(KIND_NAMES):
+    if kind not in KIND_NAMES:
         raise PayloadError("version", f"a section of unknown kind {kind}")
     if spec is not None and kind not in (FLOAT_KINDS if spec.is_float else INTEGER_KINDS):
         _malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {KIND_NAMES[kind]} section")
-    if kind == PLAIN and not has_step:
-        _malformed("a plain section in a payload without a step")
+    if kind in STEPPED_KINDS and not has_step:
+        _malformed(f"a {KIND_NAMES[kind]} section in a payload without a step")
     return Section(kind) if kind == ZERO else Section(kind, reader.take(reader.varint()))
+
+
+def read_factors(section: Section, shape: tuple[int, ...]) -> tuple[int, CodedTile, CodedTile, memoryview]:
+    """Rank, V and A (still coded) of a section with factors, and the rest of its body."""
+    view = fold(shape)
+    if view is None:
+        _malformed(f"a tensor of shape {shape} has no factors")
+    height, width = view.shape(shape)
+    reader = Reader(section.body)
+    rank = reader.varint()
+    if not 1 <= rank <= max_rank(height, width):
+        _malformed(f"factors of rank {rank} of a {height} x {width} matrix")
+    right = _read_tile(reader.take(reader.varint()), Tile(0, rank, width, rank))
+    left = _read_tile(reader.take(reader.varint()), Tile(0, rank, height, rank))
+    rest = reader.take(reader.left())
+    if rest and section.kind == FACTORS:
+        _malformed(f"{len(rest)} bytes follow the factors")
+    return rank, right, left, rest
 
 
 def read_tiles(body: bytes | memoryview, shape: tuple[int, ...]) -> list[CodedTile]:
@@ -344,12 +375,16 @@ def read_tiles(body: bytes | memoryview, shape: tuple[int, ...]) -> list[CodedTi
     for k, tile in enumerate(every):
         part = Reader(reader.take(reader.varint() if k < len(every) - 1 else reader.left()))
         if part.left():
-            header = _read_header(part, tile.height * tile.width)
-            stream = part.take(part.left())
-            if not stream:
-                raise PayloadError("truncated", "a tile without a stream")
-            result.append(CodedTile(tile, header, stream))
+            result.append(_read_tile(part.data, tile))
     return result
+
+
+def _read_tile(data: memoryview, tile: Tile) -> CodedTile:
+    reader = Reader(data)
+    header = _read_header(reader, tile.height * tile.width)
+    if not reader.left():
+        raise PayloadError("truncated", "a tile without a stream")
+    return CodedTile(tile, header, reader.take(reader.left()))
 
 
 def _read_header(reader: Reader, cells: int) -> Header:

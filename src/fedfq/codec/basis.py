@@ -1,0 +1,192 @@
+"""The low-rank basis of a weight matrix: H = A V^T with few columns.
+
+An update is a sum of few outer products (local steps x batch), so its matrices are nearly of low rank. With unit
+columns in V, an error in an entry of A makes an error as large in H; and if column k of V is quantised as sigma_k v_k
+with the step of everything else, so do its errors. One water level therefore serves coefficients of all kinds, and what
+is best for a tensor, plain coefficients, factors, or factors and plain coefficients of the rest, is a matter of
+D + lambda R.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from .kernels import Array, kernel
+from .layout import TILE_CELLS, Matrix
+from .quantize import LAMBDA, Sparse, deadzone, uniform
+
+MAX_RANK = 64
+OVERSAMPLING = 8
+PROBE_RANK = 8  # a matrix is looked at with so many columns first
+BLOCK_CELLS = 1 << 20  # products are made so many entries at a time
+MIN_SIDE = 8  # smaller matrices are not worth factors
+FINEST = 1e-5  # of the energy: an error below this is not seen from products in float32, nor are factors worth it
+RIDGE = 1e-3  # keeps A small where quantised columns of V are nearly parallel
+
+
+class Fold(NamedTuple):
+    """How a tensor is seen as a matrix: its dimensions in another order, the first `rows` of them being rows."""
+
+    order: tuple[int, ...]
+    rows: int
+
+    def shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        sides = [shape[d] for d in self.order]
+        return math.prod(sides[: self.rows]), math.prod(sides[self.rows :])
+
+    def matrix(self, array: Array) -> Array:
+        return array.transpose(self.order).reshape(self.shape(array.shape))
+
+    def tensor(self, matrix: Array, shape: tuple[int, ...]) -> Array:
+        return matrix.reshape([shape[d] for d in self.order]).transpose(np.argsort(self.order))
+
+    def split(self, array: Array) -> list[Array]:
+        """Views of some rows of the matrix at a time, in its order of dimensions."""
+        view = array.transpose(self.order)
+        count = max(1, BLOCK_CELLS * view.shape[0] // max(1, view.size))
+        return [view[at : at + count] for at in range(0, view.shape[0], count)]
+
+
+def fold(shape: tuple[int, ...]) -> Fold | None:
+    """The view with the shortest columns and rows, where a rank costs least; None for tensors not worth factors.
+
+    The first dimension belongs to the rows and the second to the columns. Those of a kernel (out, in, a, b) are divided
+    so that the sides differ least: (out a) x (in b).
+    """
+    if not 2 <= len(shape) <= 6 or 0 in shape:
+        return None
+    best: Fold | None = None
+    for sides in product((0, 1), repeat=len(shape) - 2):
+        rows = (0, *(d + 2 for d, side in enumerate(sides) if side == 0))
+        columns = (1, *(d + 2 for d, side in enumerate(sides) if side == 1))
+        candidate = Fold(rows + columns, len(rows))
+        if best is None or sum(candidate.shape(shape)) < sum(best.shape(shape)):
+            best = candidate
+    assert best is not None
+    return best if min(best.shape(shape)) >= MIN_SIDE else None
+
+
+def max_rank(height: int, width: int) -> int:
+    return min(MAX_RANK, height, width, TILE_CELLS // max(height, width))
+
+
+class Factors(NamedTuple):
+    """H ~ left right^T, both quantised: what is sent, and what it makes."""
+
+    right_sparse: Sparse  # levels of sigma_k v_k, width x rank
+    left_sparse: Sparse  # levels of A, height x rank
+    right: Array  # float32, unit columns
+    left: Array  # float32
+    error: float  # ||H - left right^T||^2
+
+
+class LowRank:
+    """The leading singular subspace of a tensor's matrix: H ~ Q B, Q with orthonormal columns.
+
+    It does not depend on the step, and takes the memory of 72 rows and columns at most.
+    """
+
+    def __init__(self, h: Array, rank: int, key: np.uint64, iterations: int) -> None:
+        self.height, self.width = h.shape
+        self.energy = energy(h)
+        self.q = _range(h, min(rank + OVERSAMPLING, *h.shape), key, iterations)
+        self.b = self.q.T @ h
+        squares, vectors = np.linalg.eigh(self.b.astype(np.float64) @ self.b.T.astype(np.float64))
+        self.sigma = np.sqrt(np.maximum(squares[::-1], 0.0))[:rank]
+        self._vectors = vectors[:, ::-1][:, :rank].astype(np.float32)
+
+    def gains(self, step: float) -> Array:
+        """By how much each rank lowers D + lambda R, by the rate of a Gaussian of its scale at this step."""
+        cost = np.zeros_like(self.sigma)
+        for side in (self.height, self.width):
+            scale = self.sigma / (math.sqrt(side) * step)
+            with np.errstate(divide="ignore"):
+                sent = 1 / 12 + LAMBDA * (np.log2(scale) + 2.05)
+            cost += side * step**2 * np.minimum(scale**2, np.maximum(sent, 0.05))
+        return self.sigma**2 - cost
+
+    def rank(self, step: float) -> int:
+        paying = self.gains(step) > 0
+        return int(np.argmin(paying)) if not paying.all() else paying.size
+
+    def factors(self, step: float) -> Factors | None:
+        """Quantise V; then the best A for what V became; then quantise A."""
+        rank = self.rank(step)
+        if rank == 0:
+            return None
+        scaled = self.b.T @ self._vectors[:, :rank]
+        right_sparse = deadzone(_as_matrix(scaled), step)
+        levels = dense(right_sparse, self.width, rank)
+        norms = np.sqrt(np.square(levels, dtype=np.float64).sum(0))
+        right = unit_columns(levels)
+        projected = (self.q @ (self.b @ right)).astype(np.float64)
+        gram = right.T.astype(np.float64) @ right.astype(np.float64)
+        solved = np.linalg.solve(gram + RIDGE * np.eye(rank), projected.T).T * (norms > 0)
+        left_sparse = deadzone(_as_matrix(solved.astype(np.float32)), step)
+        left = dense(left_sparse, self.height, rank) * np.float32(step)
+        error = self.energy - 2 * np.vdot(left, projected) + np.vdot(left.astype(np.float64) @ gram, left)
+        return Factors(right_sparse, left_sparse, right, left, max(float(error), FINEST * self.energy))
+
+
+def unit_columns(levels: Array) -> Array:
+    """Columns divided by their norm; a column of zeros stays so."""
+    norms = np.sqrt(np.square(levels, dtype=np.float64).sum(0))
+    return (levels / np.where(norms > 0, norms, 1.0)).astype(np.float32)
+
+
+def energy(h: Array) -> float:
+    """The sum of squares."""
+    return float(np.einsum("ij,ij->", h, h, dtype=np.float64))
+
+
+def _as_matrix(array: Array) -> Matrix:
+    flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+    return Matrix(flat, 0, array.shape[1], *array.shape)
+
+
+def dense(sparse: Sparse, height: int, width: int) -> Array:
+    levels = np.zeros((height, width), np.float32)
+    _fill(sparse.row_starts, sparse.columns, sparse.levels, levels)
+    return levels
+
+
+@kernel
+def _fill(row_starts: Array, columns: Array, levels: Array, matrix: Array) -> None:
+    for i in range(matrix.shape[0]):
+        for t in range(row_starts[i], row_starts[i + 1]):
+            matrix[i, columns[t]] = levels[t]
+
+
+def _range(h: Array, size: int, key: np.uint64, iterations: int) -> Array:
+    """An orthonormal basis of about the leading columns: a randomised range finder with power iterations.
+
+    Halko, Martinsson and Tropp (2011), Algorithm 4.4: products with few columns only.
+    """
+    signs = np.empty((h.shape[1], size), np.float32)
+    _random_signs(key, signs)
+    q = _orthonormal(h @ signs)
+    for _ in range(iterations):
+        q = _orthonormal(h @ _orthonormal(h.T @ q))
+    return q
+
+
+def _orthonormal(y: Array) -> Array:
+    """An orthonormal basis of the columns, by the eigenvectors of their Gram matrix: products only, unlike QR.
+
+    Directions of next to no energy, which rounding has made up, are dropped.
+    """
+    wide = y.astype(np.float64)
+    squares, vectors = np.linalg.eigh(wide.T @ wide)
+    kept = squares > 1e-12 * squares[-1]
+    return y @ (vectors[:, kept] / np.sqrt(squares[kept])).astype(np.float32)
+
+
+@kernel
+def _random_signs(key: np.uint64, signs: Array) -> None:
+    for i in range(signs.shape[0]):
+        for j in range(signs.shape[1]):
+            signs[i, j] = 1.0 if uniform(key, i * signs.shape[1] + j) < 0.5 else -1.0

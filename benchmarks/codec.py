@@ -83,7 +83,7 @@ def synthetic(tensors: int, height: int = 512, width: int = 4608) -> Update:
     return {f"layer{k}": rng.standard_normal((height, width), np.float32) for k in range(tensors)}
 
 
-def speed(ratio: int, repeats: int) -> list[dict[str, Any]]:
+def speed(ratio: int, repeats: int, basis: str) -> list[dict[str, Any]]:
     update = synthetic(4)
     flat = np.concatenate([array.reshape(-1) for array in update.values()])
     room = np.empty_like(flat)
@@ -91,7 +91,7 @@ def speed(ratio: int, repeats: int) -> list[dict[str, Any]]:
     rows = [{"what": "copy", "threads": 1, "seconds": copy}]
     rows.append({"what": "argsort(-|h|)", "threads": 1, "seconds": best_seconds(lambda: np.argsort(-np.abs(flat)), 1)})
     for threads in (1, 2):
-        codec = fedfq.Codec(ratio=ratio, threads=threads)
+        codec = fedfq.Codec(ratio=ratio, threads=threads, basis=basis)
         payload = codec.encode(update)
         total = fedfq.Accumulator(update, threads=threads)
         total.add(payload)

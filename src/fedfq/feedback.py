@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedfq.codec.codec import Codec
-from fedfq.codec.decode import decode
+from fedfq.codec.decode import decode_parsed, parse
 from fedfq.codec.kernels import Array
-from fedfq.codec.layout import EXACT, Tensor, read
+from fedfq.codec.layout import EXACT, Tensor, read, specs
 
 RESIDUAL, PREVIOUS = "residual/", "previous/"
 
@@ -31,8 +32,9 @@ class ErrorFeedback:
         """The payload of update + memory. If it fails, the memory is as before."""
         tensors = [self._corrected(tensor) for tensor in read(update, self.codec.keep)]
         payload = self.codec.encode_tensors(tensors, seed)
-        corrected = {tensor.spec.name: tensor.array for tensor in tensors}
-        sent = decode(payload, like=corrected, threads=self.codec.threads)
+        # Without the gain: the residual of a scaled update would no longer contract.
+        parsed = replace(parse(payload, specs({t.spec.name: t.array for t in tensors})), gain=1.0)
+        sent = decode_parsed(parsed, self.codec.threads)
         left_out = {t.spec.name: t.array - sent[t.spec.name] for t in tensors if t.kind != EXACT}
         self._previous, self.residual = self.residual, self.residual | left_out
         return payload

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfq.codec.contexts import CONTEXTS, CONTEXTS_PER_SHIFT, MAX_CLASS, SHIFTS, SPACINGS
+from fedfq.codec.contexts import MAX_CLASS, SHIFTS, SPACINGS
 from fedfq.codec.errors import PayloadError
 from fedfq.codec.layout import Tile
 from fedfq.codec.quantize import MAX_MAGNITUDE, Sparse, nonzero
@@ -22,9 +22,8 @@ def encode(levels: Levels, by_size: bool = True) -> Encoded:
 def decode(encoded: Encoded, shape: tuple[int, int]) -> Levels:
     """The levels of a tile in the midst of a larger tensor."""
     start, stride = 7, shape[1] + 5
-    indices, values, contexts = decode_tile(encoded.header, encoded.stream, Tile(start, stride, *shape))
+    indices, values = decode_tile(encoded.header, encoded.stream, Tile(start, stride, *shape))
     assert indices.size == np.unique(indices).size == encoded.header.nonzeros
-    assert contexts.max() < CONTEXTS
     flat = np.zeros(start + stride * shape[0], np.int32)
     flat[indices] = values
     levels = flat[start:].reshape(shape[0], stride)
@@ -163,11 +162,20 @@ def test_excess_is_summed_by_group_of_contexts() -> None:
     row_starts, columns, values, _ = nonzero(levels)
     excess = np.where(np.abs(values) == 1, 0.25, -0.125).astype(np.float32)
     encoded = encode_tile(Sparse(row_starts, columns, values, excess), 8, by_size=True)
-    contexts = decode_tile(encoded.header, encoded.stream, Tile(0, 8, 8, 8))[2]
-    ones = np.unique(contexts // CONTEXTS_PER_SHIFT)
-    assert encoded.excess_counts[ones].sum() == 24 and encoded.excess_counts[SHIFTS - 1] == 16
-    assert encoded.excess_sums[ones].sum() == 24 * 0.25 and encoded.excess_sums[SHIFTS - 1] == 16 * -0.125
-    assert encoded.excess_counts.sum() == 40
+    assert encoded.excess_counts[:-1].sum() == 24 and encoded.excess_counts[-1] == 16
+    assert encoded.excess_sums[:-1].sum() == 24 * 0.25 and encoded.excess_sums[-1] == 16 * -0.125
+
+
+def test_decoding_with_a_step_and_shifts() -> None:
+    """The shift of a 1 depends on its context, larger levels share one: as the encoder summed the excess."""
+    levels = np.array([[1, -1, 0, 2, 1, 0, 0, -3]] * 8, np.int32)
+    encoded = encode(levels)
+    shifts = np.full(SHIFTS, 0.25, np.float32)
+    shifts[-1] = -0.125
+    _, values = decode_tile(encoded.header, encoded.stream, Tile(0, 8, 8, 8), 0.5, shifts)
+    np.testing.assert_array_equal(values[:5], [0.625, -0.625, 0.9375, 0.625, -1.4375])
+    largest = decode_tile(encoded.header, encoded.stream, Tile(0, 8, 8, 8), 3e38, shifts)[1]
+    assert np.isfinite(largest).all()
 
 
 @pytest.mark.parametrize("kind", ["sparse", "medium", "scales"])

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from . import payload as pay
+from .decode import decode_parsed, parse
 from .errors import BudgetError
 from .layout import QUANTIZED, Spec, Tensor, raw_bytes, read
 from .parallel import workers
@@ -36,6 +38,8 @@ class Codec:
                of the rest, whichever is best; "identity": always the first. Only waterfill with a dead zone is adaptive
     rounding   "deadzone" or "stochastic" (unbiased, at many times the error below 2 bits a parameter). The default is
                "deadzone" for waterfill and "stochastic", as in the paper, for exact and cgsa
+    gain       scale what is decoded so that <h, decoded> = <h, h>: undoes the shrinking of a dead zone, for a
+               larger error
     layout     "full" puts names and shapes into the payload, "digest" 8 bytes that stand for them: decoding then needs
                `like=`
     keep       name patterns (as of `fnmatch`) of tensors sent as float16
@@ -53,6 +57,7 @@ class Codec:
         allocator: Literal["waterfill", "exact", "cgsa"] = "waterfill",
         basis: Literal["adaptive", "identity"] | None = None,
         rounding: Literal["deadzone", "stochastic"] | None = None,
+        gain: bool = False,
         layout: Literal["full", "digest"] = "full",
         keep: Sequence[str] = KEEP,
         threads: int = 1,
@@ -104,6 +109,7 @@ class Codec:
         self.allocator = allocator
         self.basis = basis
         self.rounding = rounding
+        self.gain = bool(gain)
         self.layout = layout
         self.keep = tuple(keep)
         self.threads = threads
@@ -118,10 +124,26 @@ class Codec:
 
     def encode_tensors(self, tensors: list[Tensor], seed: int) -> bytes:
         """`encode`, for tensors that were read already."""
+        payload = self._encode(tensors, seed)
+        return pay.set_gain(payload, self._gain(tensors, payload)) if self.gain else payload
+
+    def _gain(self, tensors: list[Tensor], payload: bytes) -> float:
+        """<h, h> / <h, q> over the quantised tensors, q being the payload's; 1 where nothing was sent."""
+        decoded = decode_parsed(parse(payload, [tensor.spec for tensor in tensors]), self.threads)
+        energy = product = 0.0
+        for tensor in tensors:
+            if tensor.kind == QUANTIZED:
+                h = np.asarray(tensor.array, np.float64)
+                energy += float(np.vdot(h, h))
+                product += float(np.vdot(h, decoded[tensor.spec.name]))
+        gain = energy / product if product > 0 else 1.0
+        return gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0
+
+    def _encode(self, tensors: list[Tensor], seed: int) -> bytes:
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
         with workers(self.threads) as spread:
             peaks = spread(Tensor.peak, quantized)
-            plan = Plan(tensors, as_digest=self.layout == "digest")
+            plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=self.gain)
             budget = self._budget(plan.layout)
             if budget is not None and budget < plan.minimum:
                 raise BudgetError(budget, plan.minimum)

@@ -11,15 +11,12 @@ import numpy as np
 
 from . import payload as pay
 from .basis import fold, unit_columns
-from .contexts import CONTEXTS_PER_SHIFT, SHIFTS
 from .errors import PayloadError
 from .kernels import Array, kernel
 from .layout import Spec, specs
 from .parallel import Spread, workers
 from .quantize import LEVELS
-from .tile import decode_tile
-
-LARGEST = float(np.finfo(np.float32).max)
+from .tile import LARGEST, decode_tile
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
 _WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
@@ -61,7 +58,11 @@ def decode(
     update that takes more than `max_bytes` decoded is refused. dtypes that numpy lacks come back as float32.
     Whatever the bytes are, this returns finite arrays or raises `PayloadError`.
     """
-    parsed = _parse(payload, None if like is None else specs(like), max_bytes)
+    return decode_parsed(parse(payload, None if like is None else specs(like), max_bytes), threads)
+
+
+def decode_parsed(parsed: pay.Payload, threads: int = 1) -> dict[str, Array]:
+    """`decode`, for a payload that was taken apart already."""
     assert parsed.layout is not None
     with workers(threads) as spread:
         parts = _parts(parsed, parsed.layout, spread)
@@ -97,7 +98,7 @@ class Accumulator:
             rounded = np.float32(weight)
         if not (math.isfinite(rounded) and rounded > 0):
             raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
-        parsed = _parse(payload, self.layout, 0)
+        parsed = parse(payload, self.layout)
         assert parsed.layout is not None
         with workers(self.threads) as spread:
             parts = _parts(parsed, parsed.layout, spread)  # all of them, before anything is added
@@ -123,7 +124,10 @@ class Accumulator:
         return result
 
 
-def _parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int) -> pay.Payload:
+def parse(
+    data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int = pay.DEFAULT_MAX_BYTES
+) -> pay.Payload:
+    """`payload.parse`, for payloads that can be decoded here."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"a payload is bytes, got {type(data).__name__}")
     parsed = pay.parse(bytes(data), like, max_bytes)
@@ -144,7 +148,7 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
                 scales, body = pay.read_scales(section)
             elif section.kind != pay.PLAIN:
                 rank, right, left, body = pay.read_factors(section, spec.shape)
-                work.append(partial(_decode_factors, number, rank, right, left, parsed.step))
+                work.append(partial(_decode_factors, number, rank, right, left, parsed.gain * parsed.step))
                 if section.kind == pay.FACTORS:
                     continue
             for coded in pay.read_tiles(body, spec.shape):
@@ -173,39 +177,29 @@ def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:
 
 
 def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed: pay.Payload) -> _Part:
-    indices, levels, contexts = decode_tile(coded.header, coded.stream, coded.tile)
-    values = np.empty(levels.size, np.float32)
     if scales is None:
-        _reconstruct(levels, contexts, parsed.step, parsed.shifts, values)
-        return _Part(number, indices, values)
-    sizes = np.abs(levels) - 1
+        return _Part(
+            number, *decode_tile(coded.header, coded.stream, coded.tile, parsed.gain * parsed.step, parsed.shifts)
+        )
+    indices, codes = decode_tile(coded.header, coded.stream, coded.tile)
+    sizes = np.abs(codes).astype(np.int64) - 1
     if sizes.max() >= _WIDTH_SHARE.size:
         raise PayloadError("malformed", "a level that no width has")
-    values[:] = np.sign(levels) * scales[_WIDTH_CLASS[sizes]] * _WIDTH_SHARE[sizes]
-    return _Part(number, indices, values)
+    values = np.sign(codes) * (parsed.gain * scales.astype(np.float64)[_WIDTH_CLASS[sizes]] * _WIDTH_SHARE[sizes])
+    return _Part(number, indices, np.clip(values, -LARGEST, LARGEST).astype(np.float32))
 
 
 def _decode_factors(number: int, rank: int, right: pay.CodedTile, left: pay.CodedTile, step: float) -> _Part:
     """A V^T with unit columns in V and the levels of A in steps. (No shifts: the rest was made for just this.)"""
     factors = []
     for coded in (left, right):
-        indices, levels, _ = decode_tile(coded.header, coded.stream, coded.tile)
+        indices, levels = decode_tile(coded.header, coded.stream, coded.tile)
         dense = np.zeros(coded.tile.height * rank, np.float32)
         dense[indices] = levels
         factors.append(dense.reshape(-1, rank))
     if step * float(np.abs(factors[0]).max()) * rank > LARGEST:
         raise PayloadError("malformed", "factors whose product exceeds float32")
     return _Part(number, None, factors[0] * np.float32(step), unit_columns(factors[1]))
-
-
-@kernel
-def _reconstruct(levels: Array, contexts: Array, step: float, shifts: Array, values: Array) -> None:
-    """(|level| + shift) step with the sign of the level; what exceeds float32 is clipped to its largest number."""
-    for k in range(levels.size):
-        size = abs(levels[k])
-        group = contexts[k] // CONTEXTS_PER_SHIFT if size == 1 else SHIFTS - 1
-        value = min((size + np.float64(shifts[group])) * step, LARGEST)
-        values[k] = value if levels[k] > 0 else -value
 
 
 @kernel

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import payload as pay
-from .errors import PayloadError
+from .decode import parse
 from .layout import Spec, raw_bytes, specs
 
 
@@ -35,17 +35,15 @@ class Report:
     header_bytes: int
     layout: str
     step: float | None
+    gain: float
     nonzeros: int
     tensors: tuple[TensorReport, ...]
 
 
 def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Report:
     """Sizes per tensor, bits per parameter, non-zeros, step. A payload whose layout is a digest needs `like=`."""
-    if not isinstance(payload, (bytes, bytearray, memoryview)):
-        raise TypeError(f"a payload is bytes, got {type(payload).__name__}")
-    parsed = pay.parse(bytes(payload), None if like is None else specs(like), max_bytes=1 << 62)
-    if parsed.layout is None:
-        raise PayloadError("layout", "the payload names its layout by digest only: pass like=model")
+    parsed = parse(payload, None if like is None else specs(like), max_bytes=1 << 62)
+    assert parsed.layout is not None
     tensors = tuple(_tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections))
     raw = raw_bytes(parsed.layout)
     parameters = sum(spec.size for spec in parsed.layout)
@@ -57,6 +55,7 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
         header_bytes=len(payload) - sum(tensor.bytes for tensor in tensors),
         layout="full" if parsed.digest is None else "digest",
         step=parsed.step or None,
+        gain=parsed.gain,
         nonzeros=sum(tensor.nonzeros for tensor in tensors),
         tensors=tensors,
     )

@@ -218,9 +218,9 @@ def _decoded_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
 def _peak(flat: Array, start: int, stride: int, height: int, width: int) -> float:
     """max |h|; infinity or NaN if there is one. Magnitudes of floats are ordered as their bits are."""
     bits = flat.view(np.int32)
-    largest = 0
+    largest = np.int32(0)
     for i in range(height):
         first = start + i * stride
         for j in range(width):
-            largest = max(largest, bits[first + j] & 0x7FFFFFFF)
+            largest = max(largest, bits[first + j] & np.int32(0x7FFFFFFF))
     return float(np.array([largest], np.int32).view(np.float32)[0])

@@ -30,7 +30,7 @@ HEAD = struct.Struct("<2sBBI")  # magic, version, flags, checksum
 
 LAYOUT_IS_DIGEST = 1
 HAS_STEP = 2
-HAS_GAIN = 4  # reserved
+HAS_GAIN = 4
 HAS_BASIS = 8  # reserved
 
 ZERO, PLAIN, WIDTHS, HALF, SINGLE, INTEGER, INTEGER_DEFLATED = range(7)
@@ -69,6 +69,7 @@ class Payload:
 
     layout: list[Spec] | None
     digest: bytes | None
+    gain: float  # what all quantised tensors are multiplied with
     step: float
     shifts: Array  # float32: reconstruction of |level| is |level| + shift, in steps
     sections: list[Section]
@@ -101,15 +102,19 @@ def write(
     sections: Sequence[Section],
     *,
     as_digest: bool,
+    with_gain: bool = False,
     step: float | None = None,
     shifts: Array | None = None,
 ) -> bytes:
     """The bytes of a payload; `sections` in the order of `layout`.
 
-    A digest does not tell the order of names, so sections then follow their sorted order.
+    A digest does not tell the order of names, so sections then follow their sorted order. A gain is 1 until `set_gain`.
     """
     flags = 0
     body = bytearray()
+    if with_gain:
+        flags |= HAS_GAIN
+        body += struct.pack("<f", 1.0)
     if as_digest:
         flags |= LAYOUT_IS_DIGEST
         body += lay.digest(layout)
@@ -127,8 +132,16 @@ def write(
         body.append(section.kind)
         if section.kind != ZERO:
             body += varint(len(section.body)) + section.body
-    head = HEAD.pack(MAGIC, VERSION, flags, 0)[:4]
+    return _sealed(HEAD.pack(MAGIC, VERSION, flags, 0)[:4], body)
+
+
+def _sealed(head: bytes, body: bytes | bytearray) -> bytes:
     return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + bytes(body)
+
+
+def set_gain(payload: bytes, gain: float) -> bytes:
+    """The same payload, written with a gain, with this one."""
+    return _sealed(payload[:4], struct.pack("<f", gain) + payload[HEAD.size + 4 :])
 
 
 def _write_layout(layout: Sequence[Spec]) -> bytes:
@@ -215,6 +228,9 @@ class Reader:
 def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DEFAULT_MAX_BYTES) -> Payload:
     """Take a payload apart. With `like`, another layout is refused here, before anything is allocated."""
     flags, reader = _open(data)
+    gain = reader.single() if flags & HAS_GAIN else 1.0
+    if not (math.isfinite(gain) and gain > 0):
+        _malformed(f"a gain of {gain}")
     digest = None
     layout = like
     if flags & LAYOUT_IS_DIGEST:
@@ -237,7 +253,7 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
         sections.append(_read_section(reader, None if layout is None else layout[k], bool(flags & HAS_STEP)))
     if reader.left():
         _malformed(f"{reader.left()} bytes follow the last section")
-    return Payload(layout, digest, step, shifts, sections)
+    return Payload(layout, digest, gain, step, shifts, sections)
 
 
 def decoded_bytes(layout: Sequence[Spec]) -> int:
@@ -253,7 +269,7 @@ def _open(data: bytes | memoryview) -> tuple[int, Reader]:
         raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
     if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:
         raise PayloadError("checksum", "the payload is damaged: its checksum does not match")
-    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP):
+    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN):
         raise PayloadError("version", f"the payload uses features this release does not know (flags {flags:#04x})")
     return flags, reader
 

@@ -14,9 +14,10 @@ from .layout import KEPT, QUANTIZED, Tensor
 class Plan:
     """What does not depend on the step: the layout, and the sections of tensors that are not quantised."""
 
-    def __init__(self, tensors: Sequence[Tensor], *, as_digest: bool) -> None:
+    def __init__(self, tensors: Sequence[Tensor], *, as_digest: bool, with_gain: bool) -> None:
         self.layout = [tensor.spec for tensor in tensors]
         self.as_digest = as_digest
+        self.with_gain = with_gain
         self.fixed = {tensor.spec.name: _fixed_section(tensor) for tensor in tensors if tensor.kind != QUANTIZED}
         self.minimum = len(self.build({}))
 
@@ -29,7 +30,9 @@ class Plan:
         sections = [
             self.fixed.get(spec.name) or quantized.get(spec.name) or pay.Section(pay.ZERO) for spec in self.layout
         ]
-        return pay.write(self.layout, sections, as_digest=self.as_digest, step=step, shifts=shifts)
+        return pay.write(
+            *(self.layout, sections), as_digest=self.as_digest, with_gain=self.with_gain, step=step, shifts=shifts
+        )
 
 
 def _fixed_section(tensor: Tensor) -> pay.Section:

@@ -62,6 +62,9 @@ from .kernels import Array, Int, kernel
 from .layout import Tile
 from .quantize import Sparse
 
+LARGEST = float(np.finfo(np.float32).max)
+NO_SHIFTS = np.zeros(SHIFTS, np.float32)
+
 
 class Header(NamedTuple):
     """What stands before the stream of a tile."""
@@ -294,9 +297,10 @@ def _decode(
     words: Array,
     offset: Int,
     stride: Int,
+    step: float,
+    shifts: Array,
     indices: Array,
-    levels: Array,
-    contexts: Array,
+    values: Array,
 ) -> bool:
     base, nonzeros, row_spacing, row_first, row_last, column_spacing, column_first, column_last = header
     at = 0
@@ -316,6 +320,7 @@ def _decode(
     due, pause = np.zeros(3 * CONTEXTS, np.int64), np.zeros(3 * CONTEXTS, np.int64)
     size_counts, size_cumulative = MAGNITUDE_COUNTS.copy(), MAGNITUDE_CUMULATIVE.copy()
     size_due, size_pause = np.zeros(CONTEXTS, np.int64), np.zeros(CONTEXTS, np.int64)
+    row_contexts = np.empty(kept, np.int64)
     n = 0
     for i in range(height):
         if row_classes[i] == 0:
@@ -374,10 +379,10 @@ def _decode(
                 pattern = np.int64(PATTERNS[FIRST_PATTERN[ones] + rank])
                 for k in range(ones):
                     indices[n] = row_offset + order[8 * b + POSITIONS[pattern, k]]
-                    contexts[n] = context
+                    row_contexts[n - row_start] = context
                     n += 1
         for t in range(row_start, n):
-            context = np.int64(contexts[t])
+            context = row_contexts[t - row_start]
             sign = (x >> 15) & 1
             slot = x & 0x7FFF
             symbol = 0
@@ -402,32 +407,27 @@ def _decode(
             size_due[context] -= 1
             if size_due[context] < 0:
                 relearn(size_counts, MAGNITUDE_FLOORS, size_cumulative, size_due, size_pause, context, SIGN_TOTAL)
-            levels[t] = (v + 1) * (1 - 2 * sign)
+            group = context // CONTEXTS_PER_SHIFT if v == 0 else SHIFTS - 1
+            value = min((v + 1 + shifts[group]) * step, LARGEST)
+            values[t] = value * (1 - 2 * sign)
     return n == nonzeros and x == 1 and at == words.size
 
 
-def decode_tile(header: Header, stream: bytes | memoryview, tile: Tile) -> tuple[Array, Array, Array]:
-    """The inverse of `encode_tile`: positions in the tensor, levels and contexts of the non-zeros.
+def decode_tile(
+    header: Header, stream: bytes | memoryview, tile: Tile, step: float = 1.0, shifts: Array = NO_SHIFTS
+) -> tuple[Array, Array]:
+    """The inverse of `encode_tile`: positions in the tensor and values of the non-zeros.
 
+    A level l becomes sign(l) (|l| + shift) step, but no more than float32 holds; by default, l itself.
     The caller has checked the header's ranges, and that it names no more non-zeros than there are cells: what is
     allocated and done here is bounded by the tile's size.
     """
     state, words = rans_open(stream)
     indices = np.empty(header.nonzeros, np.int64)
-    levels = np.empty(header.nonzeros, np.int32)
-    contexts = np.empty(header.nonzeros, np.uint8)
-    ok = _decode(
-        tuple(header),
-        tile.height,
-        tile.width,
-        state,
-        words,
-        tile.start,
-        tile.stride,
-        indices,
-        levels,
-        contexts,
-    )
-    if not ok:
+    values = np.empty(header.nonzeros, np.float32)
+    if not _decode(
+        *(tuple(header), tile.height, tile.width, state, words),
+        *(tile.start, tile.stride, step, shifts.astype(np.float64), indices, values),
+    ):
         raise PayloadError("malformed", "a coefficient stream is damaged")
-    return indices, levels, contexts
+    return indices, values

@@ -22,12 +22,11 @@ from .layout import Matrix, Tensor, Tile
 from .parallel import Spread
 from .plan import Plan
 from .quantize import LAMBDA, MAX_MAGNITUDE, Sparse, deadzone, stochastic, stream_key
-from .tile import Encoded, encode_tile
+from .tile import LARGEST, Encoded, encode_tile
 
-SAMPLE_CELLS = 1 << 18  # the step is first sought on about this many entries
+SAMPLE_CELLS = 1 << 17  # the step is first sought on about this many entries
 SMALL = 1 << 21  # up to so many entries the budget is filled to 99%, beyond to 96%: trials take longer there
 MAX_TRIALS = 8
-LARGEST = float(np.finfo(np.float32).max)
 PROBE_CELLS = 1 << 18  # larger matrices are looked at with few columns first
 SAFE = (1e-15, 1e15)  # peaks between which squares and products of matrices stay within float32
 

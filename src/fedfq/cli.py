@@ -90,6 +90,11 @@ class Rounding(StrEnum):
     stochastic = "stochastic"
 
 
+class Basis(StrEnum):
+    adaptive = "adaptive"
+    identity = "identity"
+
+
 class Layout(StrEnum):
     full = "full"
     digest = "digest"
@@ -113,6 +118,10 @@ def encode(
     rounding: Annotated[
         Rounding | None, typer.Option(help="Default: deadzone for waterfill, else stochastic as in the paper.")
     ] = None,
+    basis: Annotated[
+        Basis | None, typer.Option(help="Default: adaptive for waterfill with a dead zone, else identity.")
+    ] = None,
+    gain: Annotated[bool, typer.Option("--gain/--no-gain", help="Undo the shrinking of a dead zone.")] = False,
     layout: Annotated[Layout, typer.Option(help="Digest: names and shapes stay at home.")] = Layout.full,
     keep: Annotated[
         list[str] | None,
@@ -136,7 +145,9 @@ def encode(
         step=step,
         claimed_ratio=claimed_ratio,
     )
-    options |= {"allocator": allocator.value, "layout": layout.value, "threads": threads}
+    options |= {"allocator": allocator.value, "gain": gain, "layout": layout.value, "threads": threads}
+    if basis:
+        options["basis"] = basis.value
     if rounding:
         options["rounding"] = rounding.value
     if keep:
@@ -299,7 +310,8 @@ def _report_table(report: fedfq.Report) -> Table:
         return [f"{item.bytes:,}", f"{share:.1%}", f"{bits:.3f}", f"{item.nonzeros:,}"]
 
     for tensor in report.tensors:
-        table.add_row(_printable(tensor.name), _shape(tensor.shape), tensor.dtype, tensor.kind, *sizes(tensor))
+        kind = tensor.kind.replace("factors", f"rank {tensor.rank}")
+        table.add_row(_printable(tensor.name), _shape(tensor.shape), tensor.dtype, kind, *sizes(tensor))
     header = report.header_bytes
     table.add_row("(header)", "", "", "", f"{header:,}", f"{header / report.bytes:.1%}", "", "")
     table.show_footer = True

@@ -12,7 +12,7 @@ from math import comb, sqrt
 import numpy as np
 
 from .entropy import INCREMENT, TOTAL, rebuild
-from .kernels import Array, Int, kernel
+from .kernels import Array, Int, U, kernel
 
 CONTEXTS = 60
 CONTEXT_OFFSET = 22  # context of an expected |level| of 1; context 0 is 2^-11 and below
@@ -217,8 +217,8 @@ def pattern_operation(start: Int, frequency: Int, pattern: Int, ones: Int, width
     """
     if ones == 0:
         return start << 16 | frequency
-    choices, reciprocal = CHOICES[width, ones], _RECIPROCAL[width, ones]
-    rank = _PATTERN_RANK[pattern]
+    choices, reciprocal = CHOICES[U(width), U(ones)], _RECIPROCAL[U(width), U(ones)]
+    rank = _PATTERN_RANK[U(pattern)]
     lower = ((rank * frequency + choices - 1) * reciprocal) >> 32
     upper = (((rank + 1) * frequency + choices - 1) * reciprocal) >> 32
     return (start + lower) << 16 | (upper - lower)
@@ -241,7 +241,7 @@ def pattern_at(slot: Int, start: Int, frequency: Int, ones: Int, width: Int) -> 
 
     A rank of `choices` or more: no pattern of this width has so many ones.
     """
-    choices, reciprocal = CHOICES[width, ones], _RECIPROCAL[width, ones]
+    choices, reciprocal = CHOICES[U(width), U(ones)], _RECIPROCAL[U(width), U(ones)]
     if choices <= 1:
         return 1 - choices, start, frequency
     rank = np.int64(np.uint32((slot - start) * choices) // np.uint32(frequency))

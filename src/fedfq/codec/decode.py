@@ -40,7 +40,9 @@ class _Part(NamedTuple):
             if self.right is None:
                 total += self.values * total.dtype.type(weight)
             else:
-                _add_product(total, shape, self.values * np.float32(weight), self.right)
+                most = LARGEST / self.right.shape[1]  # an infinite A times a V of 0 would be NaN
+                left = np.clip(self.values * np.float32(weight), -most, most)
+                _add_product(total, shape, left, self.right)
         np.clip(total, -LARGEST, LARGEST, out=total)
 
 

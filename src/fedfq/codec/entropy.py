@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import Array, Int, high_product, kernel
+from .kernels import Array, Int, U, high_product, kernel
 
 TOTAL_BITS = 16
 TOTAL = 1 << TOTAL_BITS
@@ -94,10 +94,11 @@ def _rans_encode(operations: Array, reciprocals: Array, shifts: Array) -> Array:
     n = 0
     state = np.uint64(1)
     for i in range(operations.size - 1, -1, -1):
-        start = np.uint64(operations[i] >> np.uint32(16))
-        frequency = np.uint64(operations[i] & np.uint32(0xFFFF))
+        operation = operations[U(i)]
+        start = np.uint64(operation >> np.uint32(16))
+        frequency = np.uint64(operation & np.uint32(0xFFFF))
         if state >= frequency << np.uint64(47):
-            words[n] = np.uint32(state & np.uint64(0xFFFFFFFF))
+            words[U(n)] = np.uint32(state & np.uint64(0xFFFFFFFF))
             n += 1
             state >>= np.uint64(32)
         quotient = state

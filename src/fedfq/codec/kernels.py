@@ -13,6 +13,7 @@ from numba.extending import intrinsic as _intrinsic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Int = Any  # in kernels: an int to Python, an int64 once compiled
+U = np.uintp  # for indices in hot loops: numba does not look whether they are negative
 
 
 def kernel(function: Callable[..., Any]) -> Any:

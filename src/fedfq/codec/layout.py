@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from .kernels import Array, kernel
+from .kernels import LANES, Array, U, kernel, large_lanes
 
 TILE_CELLS = 1 << 22
 TILE_SIDE = 1 << 11  # a matrix that is too large is cut into tiles near this square
@@ -221,6 +221,11 @@ def _peak(flat: Array, start: int, stride: int, height: int, width: int) -> floa
     largest = np.int32(0)
     for i in range(height):
         first = start + i * stride
-        for j in range(width):
-            largest = max(largest, bits[first + j] & np.int32(0x7FFFFFFF))
+        whole = width - width % LANES
+        for j in range(0, whole, LANES):
+            if large_lanes(flat, first + j, np.int32(largest + 1)):  # rarely, once the largest so far is large
+                for k in range(first + j, first + j + LANES):
+                    largest = max(largest, bits[U(k)] & np.int32(0x7FFFFFFF))
+        for k in range(first + whole, first + width):
+            largest = max(largest, bits[U(k)] & np.int32(0x7FFFFFFF))
     return float(np.array([largest], np.int32).view(np.float32)[0])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .kernels import LANES, Array, Int, kernel, large_lanes, lowest_bit
+from .kernels import LANES, Array, Int, U, kernel, large_lanes, lowest_bit
 from .layout import Matrix
 
 LEVELS = tuple(0 if width == 0 else 2 ** (width - 1) for width in range(9))
@@ -27,7 +27,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 MAX_MAGNITUDE = (1 << 17) - 1  # of a level of one step; what lies beyond is clipped
 THETA = 0.62  # of a step: smaller entries become 0
 LAMBDA = 0.1155  # error a bit is worth, in squares of a step: 2 ln 2 / 12, the slope at high rates
-MIN_THRESHOLD, MAX_THRESHOLD = 0.58, 1.45
+MIN_THRESHOLD, MAX_THRESHOLD = THETA, 1.45  # between which the choice of 0 or 1 moves
 STATISTICS_ROWS = 128  # rows that column sums and the costs of a 1 are taken from, at least
 MIN_SIDE = 8  # rows and columns needed for their sums to say something of an entry
 BINS = 64  # expected numbers in half octaves,
@@ -201,8 +201,8 @@ def _gather(
             while lanes:
                 column = j + lowest_bit(lanes)
                 lanes &= lanes - 1
-                columns[n] = column
-                values[n] = flat[first + column]
+                columns[U(n)] = column
+                values[U(n)] = flat[U(first + column)]
                 n += 1
         for j in range(whole, width):
             columns[n] = j
@@ -234,7 +234,7 @@ def _deadzone(row_starts: Array, columns: Array, values: Array, width: int, step
             rows[i] = _half_octaves(row_starts[i + 1] - row_starts[i])
         for j in range(width):
             sides[j] = _half_octaves(counts[j]) - _half_octaves(total)
-    thresholds = _thresholds(row_starts, columns, values, inverse, rows, sides, every)
+    thresholds = _thresholds(row_starts, columns, rows, sides, every)
 
     n = 0
     for i in range(height):
@@ -242,20 +242,19 @@ def _deadzone(row_starts: Array, columns: Array, values: Array, width: int, step
         row_starts[i] = n
         row = rows[i] + OFFSET
         for t in range(first, last):
-            size = abs(values[t]) * inverse
+            value, column = values[U(t)], columns[U(t)]
+            size = abs(value) * inverse
             level = max(int(min(size + (1.0 - THETA), MAX_MAGNITUDE)), 1)
-            kept = size >= thresholds[min(max(row + sides[columns[t]], 0), BINS - 1)]
-            columns[n] = columns[t]
-            levels[n] = level if values[t] > 0 else -level
-            values[n] = size - level
+            kept = size >= thresholds[U(min(max(row + sides[U(column)], 0), BINS - 1))]
+            columns[U(n)] = column
+            levels[U(n)] = level if value > 0 else -level
+            values[U(n)] = size - level
             n += kept
     row_starts[height] = n
 
 
 @kernel
-def _thresholds(
-    row_starts: Array, columns: Array, values: Array, inverse: float, rows: Array, sides: Array, every: int
-) -> Array:
+def _thresholds(row_starts: Array, columns: Array, rows: Array, sides: Array, every: int) -> Array:
     """From which |h|/step on a 1 is worth its bits, by expected number, from one in `every` of the rows."""
     row_counts, side_counts = np.zeros(2 * BINS), np.zeros(2 * BINS)
     for i in range(0, rows.size, every):
@@ -270,7 +269,7 @@ def _thresholds(
     for i in range(0, rows.size, every):
         for t in range(row_starts[i], row_starts[i + 1]):
             k = min(max(rows[i] + sides[columns[t]] + OFFSET, 0), BINS - 1)
-            ones[k] += abs(values[t]) * inverse >= THETA
+            ones[k] += 1
     thresholds = np.empty(BINS)
     for k in range(BINS):
         p = min((ones[k] + 0.3) / (cells[k] + 2.6), 0.97)

@@ -58,7 +58,7 @@ from .contexts import (
 )
 from .entropy import INCREMENT, LOWER_BOUND, TOTAL, rans_encode, rans_open, rans_undo, relearn
 from .errors import PayloadError
-from .kernels import Array, Int, kernel
+from .kernels import Array, Int, U, kernel
 from .layout import Tile
 from .quantize import Sparse
 
@@ -195,51 +195,51 @@ def _encode(
             if sparse:
                 table += GROUP
                 ones: Int = np.int64(ONES[mask])
-                start = cumulative[table, ones]
-                frequency = cumulative[table, ones + 1] - start
-                operations[n] = pattern_operation(start, frequency, mask, ones, members)
+                start = cumulative[U(table), U(ones)]
+                frequency = cumulative[U(table), U(ones + 1)] - start
+                operations[U(n)] = pattern_operation(start, frequency, mask, ones, members)
                 n += 1
-                counts[table, ones] += INCREMENT
-                due[table] -= 1
-                if due[table] < 0:
+                counts[U(table), U(ones)] += INCREMENT
+                due[U(table)] -= 1
+                if due[U(table)] < 0:
                     relearn(counts, PATTERN_FLOORS, cumulative, due, pause, table, TOTAL)
             else:
                 mask = (1 << members) - 1
             for q in range(ONES[mask]):
-                b = 8 * g + POSITIONS[mask, q]
-                context = bounded(row_context + column_context[b])
+                b = 8 * g + POSITIONS[U(mask), U(q)]
+                context = bounded(row_context + column_context[U(b)])
                 table = context + NONZERO_BLOCK * sparse
-                pattern = np.int64(masks[b])
-                masks[b] = 0
-                ones = np.int64(ONES[pattern])
-                start = cumulative[table, ones]
-                frequency = cumulative[table, ones + 1] - start
-                operations[n] = pattern_operation(start, frequency, pattern, ones, min(8, kept - 8 * b))
+                pattern = np.int64(masks[U(b)])
+                masks[U(b)] = 0
+                ones = np.int64(ONES[U(pattern)])
+                start = cumulative[U(table), U(ones)]
+                frequency = cumulative[U(table), U(ones + 1)] - start
+                operations[U(n)] = pattern_operation(start, frequency, pattern, ones, min(8, kept - 8 * b))
                 n += 1
-                counts[table, ones] += INCREMENT
-                due[table] -= 1
-                if due[table] < 0:
+                counts[U(table), U(ones)] += INCREMENT
+                due[U(table)] -= 1
+                if due[U(table)] < 0:
                     relearn(counts, PATTERN_FLOORS, cumulative, due, pause, table, TOTAL)
                 # Two are written in any case: whether there is one or two is hard to predict, a third is rare.
                 for k in range(max(2, ones)):
-                    row_order[found + k] = 8 * b + POSITIONS[pattern, k]
-                    row_contexts[found + k] = context
+                    row_order[U(found + k)] = 8 * b + POSITIONS[U(pattern), U(k)]
+                    row_contexts[U(found + k)] = context
                 found += ones
         for t in range(found):
-            context = row_contexts[t]
-            level = np.int64(row_levels[row_order[t]])
+            context = row_contexts[U(t)]
+            level = np.int64(row_levels[U(row_order[U(t)])])
             symbol, low_bits = magnitude_symbol(abs(level) - 1)
-            start = size_cumulative[context, symbol]
-            frequency = size_cumulative[context, symbol + 1] - start
-            operations[n] = (start + SIGN_TOTAL * (level < 0)) << 16 | frequency
+            start = size_cumulative[U(context), U(symbol)]
+            frequency = size_cumulative[U(context), U(symbol + 1)] - start
+            operations[U(n)] = (start + SIGN_TOTAL * (level < 0)) << 16 | frequency
             n += 1
             if low_bits:
                 low = (abs(level) - 1) & ((1 << low_bits) - 1)
-                operations[n] = low << (32 - low_bits) | TOTAL >> low_bits
+                operations[U(n)] = low << (32 - low_bits) | TOTAL >> low_bits
                 n += 1
-            size_counts[context, symbol] += INCREMENT
-            size_due[context] -= 1
-            if size_due[context] < 0:
+            size_counts[U(context), U(symbol)] += INCREMENT
+            size_due[U(context)] -= 1
+            if size_due[U(context)] < 0:
                 relearn(size_counts, MAGNITUDE_FLOORS, size_cumulative, size_due, size_pause, context, SIGN_TOTAL)
     header = (
         base,
@@ -272,15 +272,15 @@ def _take_classes(size: Int, first: Int, last: Int, classes: Array, x: Int, word
     for i in range(size):
         slot = x & 0xFFFF
         symbol = 0
-        while slot >= cumulative[previous, symbol + 1]:
+        while slot >= cumulative[U(previous), U(symbol + 1)]:
             symbol += 1
-        start = cumulative[previous, symbol]
-        x = rans_undo(x, start, cumulative[previous, symbol + 1] - start)
+        start = cumulative[U(previous), U(symbol)]
+        x = rans_undo(x, start, cumulative[U(previous), U(symbol + 1)] - start)
         if x < LOWER_BOUND and at < words.size:
             x = x << 32 | np.int64(words[at])
             at += 1
         classes[i] = 0 if symbol == 0 else symbol + first - 1
-        counts[previous, symbol] += INCREMENT
+        counts[U(previous), U(symbol)] += INCREMENT
         due[previous] -= 1
         if due[previous] < 0:
             relearn(counts, floors, cumulative, due, pause, previous, TOTAL)
@@ -336,10 +336,10 @@ def _decode(
                 table += GROUP
                 slot = x & 0xFFFF
                 ones = 0
-                while slot >= cumulative[table, ones + 1]:
+                while slot >= cumulative[U(table), U(ones + 1)]:
                     ones += 1
-                start = cumulative[table, ones]
-                frequency = cumulative[table, ones + 1] - start
+                start = cumulative[U(table), U(ones)]
+                frequency = cumulative[U(table), U(ones + 1)] - start
                 rank, start, frequency = pattern_at(slot, start, frequency, ones, members)
                 if rank >= CHOICES[members, ones]:
                     return False
@@ -347,24 +347,24 @@ def _decode(
                 if x < LOWER_BOUND and at < words.size:
                     x = x << 32 | np.int64(words[at])
                     at += 1
-                counts[table, ones] += INCREMENT
-                due[table] -= 1
-                if due[table] < 0:
+                counts[U(table), U(ones)] += INCREMENT
+                due[U(table)] -= 1
+                if due[U(table)] < 0:
                     relearn(counts, PATTERN_FLOORS, cumulative, due, pause, table, TOTAL)
                 mask: Int = np.int64(PATTERNS[FIRST_PATTERN[ones] + rank])
             else:
                 mask = (1 << members) - 1
             for q in range(ONES[mask]):
-                b = 8 * g + POSITIONS[mask, q]
-                context = bounded(row_context + column_context[b])
+                b = 8 * g + POSITIONS[U(mask), U(q)]
+                context = bounded(row_context + column_context[U(b)])
                 table = context + NONZERO_BLOCK * sparse
                 cells = min(8, kept - 8 * b)
                 slot = x & 0xFFFF
                 ones = 0
-                while slot >= cumulative[table, ones + 1]:
+                while slot >= cumulative[U(table), U(ones + 1)]:
                     ones += 1
-                start = cumulative[table, ones]
-                frequency = cumulative[table, ones + 1] - start
+                start = cumulative[U(table), U(ones)]
+                frequency = cumulative[U(table), U(ones + 1)] - start
                 rank, start, frequency = pattern_at(slot, start, frequency, ones, cells)
                 if rank >= CHOICES[cells, ones] or n + ones > nonzeros:
                     return False
@@ -372,24 +372,24 @@ def _decode(
                 if x < LOWER_BOUND and at < words.size:
                     x = x << 32 | np.int64(words[at])
                     at += 1
-                counts[table, ones] += INCREMENT
-                due[table] -= 1
-                if due[table] < 0:
+                counts[U(table), U(ones)] += INCREMENT
+                due[U(table)] -= 1
+                if due[U(table)] < 0:
                     relearn(counts, PATTERN_FLOORS, cumulative, due, pause, table, TOTAL)
                 pattern = np.int64(PATTERNS[FIRST_PATTERN[ones] + rank])
                 for k in range(ones):
-                    indices[n] = row_offset + order[8 * b + POSITIONS[pattern, k]]
-                    row_contexts[n - row_start] = context
+                    indices[U(n)] = row_offset + order[U(8 * b + POSITIONS[U(pattern), U(k)])]
+                    row_contexts[U(n - row_start)] = context
                     n += 1
         for t in range(row_start, n):
-            context = row_contexts[t - row_start]
+            context = row_contexts[U(t - row_start)]
             sign = (x >> 15) & 1
             slot = x & 0x7FFF
             symbol = 0
-            while slot >= size_cumulative[context, symbol + 1]:
+            while slot >= size_cumulative[U(context), U(symbol + 1)]:
                 symbol += 1
-            start = size_cumulative[context, symbol]
-            frequency = size_cumulative[context, symbol + 1] - start
+            start = size_cumulative[U(context), U(symbol)]
+            frequency = size_cumulative[U(context), U(symbol + 1)] - start
             x = rans_undo(x, start + (sign << 15), frequency)
             if x < LOWER_BOUND and at < words.size:
                 x = x << 32 | np.int64(words[at])
@@ -403,13 +403,13 @@ def _decode(
                     x = x << 32 | np.int64(words[at])
                     at += 1
                 v = ((2 + ((symbol - 8) & 1)) << low_bits) | low
-            size_counts[context, symbol] += INCREMENT
-            size_due[context] -= 1
-            if size_due[context] < 0:
+            size_counts[U(context), U(symbol)] += INCREMENT
+            size_due[U(context)] -= 1
+            if size_due[U(context)] < 0:
                 relearn(size_counts, MAGNITUDE_FLOORS, size_cumulative, size_due, size_pause, context, SIGN_TOTAL)
             group = context // CONTEXTS_PER_SHIFT if v == 0 else SHIFTS - 1
             value = min((v + 1 + shifts[group]) * step, LARGEST)
-            values[t] = value * (1 - 2 * sign)
+            values[U(t)] = value * (1 - 2 * sign)
     return n == nonzeros and x == 1 and at == words.size
 
 

@@ -180,7 +180,7 @@ class Waterfill:
         """The payload with the smallest step that fits."""
         tolerance = 0.01 if self.cells <= SMALL else 0.04
         guess = self._typical_step(budget - plan.minimum)
-        slope = -1.5
+        slope = -2.5
 
         def about(step: float) -> tuple[float, None]:
             return plan.minimum + sum(choice.size for choice in self._choose(step)), None

@@ -1,0 +1,671 @@
+"""Mutated payloads: valid ones of every kind, and what an attacker may turn them into.
+
+`corpus` makes the valid ones, `mutations` an endless seeded stream of mutants. Most keep a right checksum, as otherwise
+no check behind it is ever reached. Everything runs inside `small_tiles`, so that a few kilobytes have many tiles.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import fedfq
+from fedfq.codec import layout as lay
+from fedfq.codec import payload as pay
+from fedfq.codec import tile as tl
+from fedfq.codec.contexts import MAX_CLASS, SPACINGS
+from fedfq.codec.entropy import rans_encode, rans_undo
+from fedfq.codec.layout import Tile
+from fedfq.codec.payload import Reader, varint
+from fedfq.codec.quantize import nonzero
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Body = bytes | list[bytes]  # of a section: as it is, or its tiles (behind the scales of widths, the rank of factors)
+
+FACTORED = (pay.FACTORS, pay.FACTORS_AND_PLAIN)
+SMALL_TILE_CELLS, SMALL_TILE_SIDE = 1 << 10, 1 << 5
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
+# Numbers that break careless arithmetic
+NUMBERS = (
+    *(0, 1, 2, 3, 7, 8, 9, 63, 64, 127, 128, 255, 256, 1023, 1024, 1025, 4096, 1 << 16, 1 << 20, 1 << 24),
+    *((1 << k) + d for k in (31, 32, 40, 53, 58, 59, 60, 62) for d in (-1, 0, 1)),
+    (1 << 63) - 1,
+)
+# Varints that no encoder writes: over-long, beyond 63 bits, without an end
+BAD_VARINTS = (b"\x80\x00", b"\xff\x00", b"\x81\x80\x00", b"\x80" * 9 + b"\x01", b"\xff" * 9 + b"\x7f", b"\xff" * 20)
+# Steps, gains and scales: zero, negative, not finite, subnormal, huge
+FLOATS = (0.0, -0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e-45, 1.2e-38, 1e30, FLOAT32_MAX, -FLOAT32_MAX)
+
+
+@contextmanager
+def small_tiles() -> Iterator[None]:
+    """Tiles of 2^10 instead of 2^22 cells, for encoder and decoder alike."""
+    with mock.patch.multiple(lay, TILE_CELLS=SMALL_TILE_CELLS, TILE_SIDE=SMALL_TILE_SIDE):
+        yield
+
+
+# Payloads taken apart and put together, without any of the package's checks
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A payload that can be given any lie. `table` is the layout before compression, or the digest."""
+
+    flags: int
+    table: bytes
+    step: bytes
+    sections: list[tuple[int, Body]]
+    gain: bytes = b""
+    version: int = pay.VERSION
+
+
+def seal(payload: bytes) -> bytes:
+    """The payload with its checksum made right."""
+    if len(payload) < pay.HEAD.size:
+        return payload
+    return payload[:4] + struct.pack("<I", zlib.crc32(payload[8:], zlib.crc32(payload[:4]))) + payload[8:]
+
+
+def deflated(data: bytes, window: int = -15) -> bytes:
+    deflate = zlib.compressobj(6, zlib.DEFLATED, window)
+    return deflate.compress(data) + deflate.flush()
+
+
+def entry(name: bytes | str, dtype: int | str, *shape: int) -> bytes:
+    """A tensor's entry in a layout's table."""
+    name = name.encode() if isinstance(name, str) else name
+    code = lay.DTYPES.index(dtype) if isinstance(dtype, str) else dtype
+    return varint(len(name)) + name + bytes([code, len(shape)]) + b"".join(map(varint, shape))
+
+
+def step_bytes(step: float = 1.0, first: int = 1, last: int = 0, shifts: bytes = b"") -> bytes:
+    return struct.pack("<fB", step, first << 4 | last) + shifts
+
+
+def tile_bytes(
+    stream: bytes, *, nonzeros: int | bytes = 1, base: int = 0, spacings: int = 0, ranges: bytes = b""
+) -> bytes:
+    number = nonzeros if isinstance(nonzeros, bytes) else varint(nonzeros)
+    return struct.pack("<Bb", spacings, base) + number + ranges + stream
+
+
+def join_tiles(tiles: list[bytes]) -> bytes:
+    return b"".join(varint(len(tile)) + tile for tile in tiles[:-1]) + (tiles[-1] if tiles else b"")
+
+
+def join_body(kind: int, body: list[bytes]) -> bytes:
+    if kind == pay.WIDTHS:
+        return body[0] + join_tiles(body[1:])
+    if kind in FACTORED:  # V and A have a length each, also where nothing follows
+        return body[0] + b"".join(varint(len(tile)) + tile for tile in body[1:3]) + join_tiles(body[3:])
+    return join_tiles(body)
+
+
+def section(kind: int, body: Body) -> bytes:
+    if isinstance(body, list):
+        body = join_body(kind, body)
+    return bytes([kind]) if kind == pay.ZERO and not body else bytes([kind]) + varint(len(body)) + body
+
+
+def assemble(parts: Parts, *, packed: bytes | None = None, tail: bytes = b"") -> bytes:
+    """The bytes of a payload. `packed` replaces the compressed layout, length and all; `tail` follows the sections."""
+    if packed is None:
+        packed = parts.table
+        if not parts.flags & pay.LAYOUT_IS_DIGEST:
+            compressed = deflated(parts.table)
+            packed = varint(len(compressed)) + compressed
+    body = parts.gain + packed + parts.step + b"".join(section(*part) for part in parts.sections) + tail
+    return seal(pay.HEAD.pack(pay.MAGIC, parts.version & 255, parts.flags & 255, 0) + body)
+
+
+def take_apart(payload: bytes, model: dict[str, Array]) -> Parts:
+    """The inverse of `assemble` for a valid payload."""
+    reader = Reader(payload)
+    flags = bytes(reader.take(8))[3]
+    gain = bytes(reader.take(4)) if flags & pay.HAS_GAIN else b""
+    if flags & pay.LAYOUT_IS_DIGEST:
+        table = bytes(reader.take(8))
+        names = sorted(model)
+    else:
+        table = zlib.decompress(reader.take(reader.varint()), -15)
+        names = list(model)
+    step = b""
+    if flags & pay.HAS_STEP:
+        step = bytes(reader.take(5))
+        step += bytes(reader.take(max(0, (step[4] & 15) + 1 - (step[4] >> 4))))
+    sections: list[tuple[int, Body]] = []
+    for name in names:
+        kind = reader.byte()
+        body: Body = b"" if kind == pay.ZERO else bytes(reader.take(reader.varint()))
+        if kind in (pay.WIDTHS, *pay.STEPPED_KINDS):
+            body = _split_tiles(body, kind, len(lay.tiles(model[name].shape)))
+        sections.append((kind, body))
+    return Parts(flags, table, step, sections, gain)
+
+
+def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
+    reader = Reader(body)
+    result = [bytes(reader.take(12))] if kind == pay.WIDTHS else []
+    if kind in FACTORED:
+        result = [varint(reader.varint()), *(bytes(reader.take(reader.varint())) for _ in range(2))]
+    if kind == pay.FACTORS:
+        return result
+    result += [bytes(reader.take(reader.varint())) for _ in range(number - 1)]
+    return [*result, bytes(reader.take(reader.left()))]
+
+
+# Streams that are valid by construction, whatever their header says
+
+
+def wild_tile(header: tl.Header, tile: Tile, noise: random.Random) -> tuple[tl.Header, bytes] | None:
+    """A stream that decodes under this header (but for `nonzeros`, which is set), its symbols random.
+
+    The decoder itself, uncompiled, reads noise and the symbols it sees are written down and coded. None where it met
+    a pattern that does not fit its block, or no non-zero at all.
+    """
+    operations: list[int] = []
+
+    def record(x: int, start: int, frequency: int) -> int:
+        operations.append(int(start) << 16 | int(frequency))
+        return rans_undo.py_func(int(x), int(start), int(frequency))
+
+    cells = tile.height * tile.width
+    levels = np.zeros(cells, np.float32)
+    words = np.frombuffer(noise.randbytes(32 * cells + 64), "<u4")
+    with mock.patch.multiple(tl, rans_undo=record, _take_classes=tl._take_classes.py_func):
+        start = noise.getrandbits(62)
+        tl._decode.py_func(
+            tuple(header._replace(nonzeros=cells)),
+            *(tile.height, tile.width, start, words, 0, tile.width, 1.0, tl.NO_SHIFTS.astype(np.float64)),
+            *(np.zeros(cells, np.int64), levels),
+        )
+    header = header._replace(nonzeros=int(np.count_nonzero(levels)))
+    stream = rans_encode(np.array(operations, np.uint32)) if operations else b""
+    try:
+        tl.decode_tile(header, stream, tile)
+    except fedfq.PayloadError:
+        return None
+    return (header, stream) if header.nonzeros else None
+
+
+def random_header(noise: random.Random) -> tl.Header:
+    ranges = [sorted(noise.choices(range(1, MAX_CLASS + 1), k=2)) for _ in range(2)]
+    row, column = noise.choice(SPACINGS), noise.choice(SPACINGS)
+    (row_first, row_last), (column_first, column_last) = (r if s else (1, 1) for r, s in zip(ranges, (row, column)))
+    base = noise.choice((-128, 127, noise.randrange(-128, 128), noise.randrange(0, 60)))
+    return tl.Header(base, 1, row, row_first, row_last, column, column_first, column_last)
+
+
+# The corpus
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A valid payload, the model it belongs to, and the payload taken apart."""
+
+    name: str
+    payload: bytes
+    model: dict[str, Array]
+    parts: Parts
+
+
+def _updates(rng: np.random.Generator) -> dict[str, dict[str, Array]]:
+    def normal(*shape: int) -> Array:
+        return rng.normal(size=shape).astype(np.float32)
+
+    scaled = normal(40, 70) * np.exp(rng.normal(size=(40, 1))) * np.exp(rng.normal(size=70))
+    counters = {
+        "steps": np.array(7, np.int64),
+        "flags": rng.random(50) < 0.5,
+        "table": rng.integers(-1000, 1000, (4, 9), np.int32),
+        "repeats": np.full(300, 5, np.uint16),
+        "largest": np.array([2**64 - 1, 0], np.uint64),
+        "nothing": np.zeros((3, 0, 5), np.int8),
+    }
+    return {
+        "matrix": {"weight": normal(16, 24), "bias": normal(24)},
+        "factors": {
+            "outer": np.outer(normal(20), normal(33)),
+            "rest": np.outer(normal(24), normal(40)) + 9 * normal(24, 40) * (rng.random((24, 40)) < 0.03),
+            "kernel": (normal(24, 2) @ normal(2, 24)).reshape(8, 3, 8, 3).transpose(0, 2, 1, 3),
+        },
+        "tiles": {"weight": scaled.astype(np.float32), "bias": normal(70), "long": normal(1500)},
+        "shapes": {"scalar": normal(), "empty": normal(0, 4), "cube": normal(3, 4, 5), "thin": normal(2, 400)},
+        "dtypes": {
+            "half": normal(9, 9).astype(np.float16),
+            "double": normal(30).astype(np.float64),
+            "long double": normal(5, 6).astype(np.longdouble),
+            **counters,
+        },
+        "kept": {"norm.running_mean": normal(40), "norm.running_var": np.float32(1e9) * normal(40), "w": normal(8, 8)},
+        "zeros": {"weight": np.zeros((50, 50), np.float32), "count": np.zeros(3, np.int64), "é": normal(6)},
+        "ones": {"a": np.ones(1, np.float32), "b": np.ones((1, 1), np.float64), "c": np.ones(2, np.float16)},
+        "nothing": {},
+    }
+
+
+def corpus(seed: int = 0, wild: int = 60) -> list[Entry]:
+    """Valid payloads: all section kinds, one tile and several, both layouts, three allocators; and wild tiles."""
+    rng = np.random.default_rng(seed)
+    codecs: dict[str, dict[str, Any]] = {
+        "fine": {"step": 0.01, "basis": "identity"},
+        "coarse": {"step": 1.5, "basis": "identity"},
+        "stochastic": {"step": 0.7, "basis": "identity", "rounding": "stochastic"},
+        "digest": {"step": 0.5, "basis": "identity", "layout": "digest"},
+        "adaptive": {"step": 0.3},
+        "gain": {"step": 0.8, "layout": "digest", "gain": True},
+        "exact": {"claimed_ratio": 12, "allocator": "exact"},
+        "cgsa": {"claimed_ratio": 8, "allocator": "cgsa", "layout": "digest"},
+    }
+    result = []
+    for name, update in _updates(rng).items():
+        model = {key: np.zeros_like(value) for key, value in update.items()}
+        for title, options in codecs.items():
+            payload = fedfq.encode(update, **options)
+            result.append(Entry(f"{name}, {title}", payload, model, take_apart(payload, model)))
+    return [*result, *_brink(rng), *_wild_entries(random.Random(seed), wild)]
+
+
+def tile_of(levels: Any) -> bytes:
+    """These levels, coded."""
+    levels = np.array(levels, np.int32)
+    encoded = tl.encode_tile(nonzero(levels), levels.shape[1], by_size=True)
+    return pay._write_header(encoded.header) + encoded.stream
+
+
+def _brink(rng: np.random.Generator) -> Iterator[Entry]:
+    """Values of the largest float32, which any weight above 1 takes beyond it."""
+    model = {"w": np.zeros((8, 8), np.float32)}
+    factors = [b"\1", *(tile_of(rng.integers(-1, 2, (8, 1))) for _ in range(2))]
+    bodies: dict[int, Body] = {
+        pay.PLAIN: [tile_of(rng.integers(-1, 2, (8, 8)))],
+        pay.FACTORS: factors,
+        pay.FACTORS_AND_PLAIN: [*factors, tile_of(rng.integers(-1, 2, (8, 8)))],
+    }
+    for kind, body in bodies.items():
+        parts = Parts(pay.HAS_STEP, entry("w", "float32", 8, 8), step_bytes(FLOAT32_MAX), [(kind, body)])
+        yield Entry(f"brink {kind}", assemble(parts), model, parts)
+
+
+def _wild_body(tile: Tile, noise: random.Random, **fixed: int) -> bytes:
+    """A tile of random content under a random header."""
+    found = None
+    while found is None:
+        found = wild_tile(random_header(noise)._replace(**fixed), tile, noise)
+    return pay._write_header(found[0]) + found[1]
+
+
+def _wild_entries(noise: random.Random, number: int) -> Iterator[Entry]:
+    shapes = ((1, 1), (1, 64), (4, 8), (8, 64), (9, 70), (30, 33), (32, 32))
+    found = 0
+    while found < number:
+        shape = noise.choice(shapes)
+        (tile,) = lay.tiles(shape)
+        kind, body = pay.PLAIN, [_wild_body(tile, noise)]
+        if noise.random() < 0.25:
+            scales = struct.pack("<3f", *noise.choices((0.0, 1e-45, 1.0, FLOAT32_MAX), k=3))
+            kind, body = pay.WIDTHS, [scales, _wild_body(tile, noise, base=-128)]  # small levels, mostly
+        elif min(shape) >= 8 and noise.random() < 0.7:
+            rank = noise.choice((1, 2, 7, 8))
+            factors = [_wild_body(Tile(0, rank, side, rank), noise) for side in reversed(shape)]
+            kind = noise.choice(FACTORED)
+            body = [varint(rank), *factors, *(body if kind == pay.FACTORS_AND_PLAIN else [])]
+        step = step_bytes(noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)), 0, 15, noise.randbytes(16))
+        gain = struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)))
+        table = entry("w", noise.choice(lay.DTYPES[:4]), *shape)
+        parts = Parts(pay.HAS_STEP | pay.HAS_GAIN, table, step, [(kind, body)], gain)
+        payload = assemble(parts)
+        with suppress(fedfq.PayloadError):  # a level that no width has, factors beyond float32
+            yield Entry(f"wild {found}", payload, fedfq.decode(payload), parts)
+            found += 1
+
+
+# Mutations of bytes, which know nothing of the format
+
+
+def flip_bits(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(noise.choice((1, 1, 1, 2, 3, 8))):
+        out[noise.randrange(len(out))] ^= 1 << noise.randrange(8)
+    return bytes(out)
+
+
+def set_bytes(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    out = bytearray(data)
+    for _ in range(noise.choice((1, 1, 2, 4))):
+        out[noise.randrange(len(out))] = noise.choice((0, 1, 0x7F, 0x80, 0xFF, noise.randrange(256)))
+    return bytes(out)
+
+
+def truncate(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    return data[: noise.randrange(len(data))]
+
+
+def extend(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    return data + noise.choice((noise.randbytes(noise.randrange(1, 40)), bytes(noise.randrange(1, 40)), data))
+
+
+def cut_out(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    a, b = sorted(noise.choices(range(len(data) + 1), k=2))
+    return data[:a] + data[b:]
+
+
+def insert(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    at = noise.randrange(len(data) + 1)
+    a, b = sorted(noise.choices(range(len(data) + 1), k=2))
+    return data[:at] + noise.choice((noise.randbytes(noise.randrange(1, 20)), data[a:b])) + data[at:]
+
+
+def splice(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    return data[: noise.randrange(len(data) + 1)] + other[noise.randrange(len(other) + 1) :]
+
+
+def garbage(data: bytes, other: bytes, noise: random.Random) -> bytes:
+    return noise.choice((data[:8], data[:3], b"")) + noise.randbytes(noise.randrange(60))
+
+
+BLIND = (flip_bits, flip_bits, set_bytes, set_bytes, truncate, extend, cut_out, insert, splice, garbage)
+
+
+# Mutations of parts, which know where it hurts
+
+
+def _varint(noise: random.Random) -> bytes:
+    return noise.choice(BAD_VARINTS) if noise.random() < 0.2 else varint(noise.choice(NUMBERS))
+
+
+def _any_float(noise: random.Random) -> float:
+    return noise.choice((*FLOATS, noise.uniform(-2, 2)))
+
+
+def _replaced(items: list[Any], at: int, item: Any) -> list[Any]:
+    return [*items[:at], item, *items[at + 1 :]]
+
+
+def order_of_sections(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """Swapped, repeated, left out, or another payload's."""
+    sections = list(parts.sections) or [(pay.ZERO, b"")]
+    at = noise.randrange(len(sections))
+    ways: list[list[tuple[int, Body]]] = [
+        noise.sample(sections, len(sections)),
+        [*sections, sections[at]],
+        sections[:at] + sections[at + 1 :],
+        _replaced(sections, at, noise.choice(other.sections or sections)),
+        other.sections,
+    ]
+    return assemble(replace(parts, sections=noise.choice(ways)))
+
+
+def kind_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    if not parts.sections:
+        return assemble(parts, tail=noise.randbytes(3))
+    at = noise.randrange(len(parts.sections))
+    body = section(*parts.sections[at])
+    kind = bytes([noise.choice((*range(8), *FACTORED, *FACTORED, 18, 31, 255))])
+    before = b"".join(section(*part) for part in parts.sections[:at])
+    after = b"".join(section(*part) for part in parts.sections[at + 1 :])
+    return assemble(replace(parts, sections=[]), tail=before + kind + body[1:] + after)
+
+
+def length_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    at = noise.randrange(max(1, len(parts.sections)))
+    kind, body = parts.sections[at] if parts.sections else (pay.PLAIN, b"abc")
+    plain = section(kind, body)
+    reader = Reader(plain[1:] or b"\0")
+    reader.varint()
+    lie = bytes([kind]) + _varint(noise) + bytes(reader.take(reader.left()))
+    after = b"".join(section(*part) for part in parts.sections[at + 1 :])
+    return assemble(replace(parts, sections=parts.sections[:at]), tail=lie + after)
+
+
+def body_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """A section's body cut, extended, or replaced by another kind of noise; its length is right."""
+    if not parts.sections:
+        return assemble(replace(parts, sections=[(pay.PLAIN, noise.randbytes(5))]))
+    at = noise.randrange(len(parts.sections))
+    kind, _ = parts.sections[at]
+    body = section(*parts.sections[at])[2:]
+    values = struct.pack("<3f", *(_any_float(noise) for _ in range(3)))
+    integers = bytes([noise.choice((*range(14), 255))])
+    bomb = deflated(bytes(noise.choice((100, 10_000, 1 << 20))), 15)
+    ways = (
+        body[: noise.randrange(len(body) + 1)],
+        body + noise.randbytes(noise.randrange(1, 9)),
+        values * noise.randrange(1, 14),
+        values[:12] + body[12:],
+        integers + body[1:],
+        integers + bomb,
+        integers + deflated(noise.randbytes(noise.choice((1, 8, 50, 72, 144, 300, 600))), 15) + noise.randbytes(3),
+        noise.randbytes(noise.randrange(80)),
+        noise.choice((0x7C00, 0x7D00, 0xFE00)).to_bytes(2, "little") * (len(body) // 2),  # float16: infinity, NaN
+    )
+    return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, noise.choice(ways)))))
+
+
+def _tiled(parts: Parts, noise: random.Random) -> tuple[int, int, list[bytes]] | None:
+    """A section with tiles: its place, where its tiles begin, and they."""
+    places = [k for k, (_, body) in enumerate(parts.sections) if isinstance(body, list)]
+    if not places:
+        return None
+    at = noise.choice(places)
+    kind, body = parts.sections[at]
+    assert isinstance(body, list)
+    return at, int(kind == pay.WIDTHS or kind in FACTORED), body
+
+
+def _some_tile(noise: random.Random) -> bytes:
+    """A small tile of noise: any header, any stream."""
+    row, column = noise.randrange(4), noise.randrange(4)
+    header = {
+        "base": noise.choice((-128, 127, 0, noise.randrange(-128, 128))),
+        "spacings": row | column << 2 if noise.random() < 0.9 else noise.randrange(256),
+        "nonzeros": noise.choice((varint(noise.randrange(1, 70)), _varint(noise))),
+    }
+    ranges = b""
+    for spacing in (row, column):
+        good = bytes(sorted(noise.choices(range(1, MAX_CLASS + 1), k=2)))
+        if spacing:
+            ranges += good if noise.random() < 0.8 else bytes(noise.choices((0, 1, 2, 79, 80, 81, 255), k=2))
+    size = noise.choice((0, 1, 1, 2, 3, 4, 5, 7, 8, 9, 12, 13, 40, 300))
+    return tile_bytes(noise.choice((noise.randbytes, bytes))(size), ranges=ranges, **header)
+
+
+def header_of_tile(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The bytes before a stream: spacings, base, number of non-zeros, class ranges; the stream stays."""
+    found = _tiled(parts, noise)
+    if found is None:
+        tile = _some_tile(noise)
+        return assemble(replace(parts, flags=parts.flags | pay.HAS_STEP, sections=[(pay.PLAIN, [tile])]))
+    at, first, body = found
+    k = noise.randrange(first, len(body))
+    tile = bytearray(body[k] or b"\0\0\1\1")
+    way = noise.randrange(5)
+    if way == 0:
+        tile[0] = noise.choice((*range(16), 16, 128, 255))
+    elif way == 1:
+        tile[1] = noise.choice((0, 1, 127, 128, 255, noise.randrange(256)))
+    elif way == 2:
+        reader = Reader(bytes(tile[2:]))
+        reader.varint()
+        tile[2:] = _varint(noise) + bytes(reader.take(reader.left()))
+    elif way == 3:
+        place = noise.randrange(2, min(8, len(tile)))
+        tile[place] = noise.choice((0, 1, 2, 79, 80, 81, 127, 128, 255))
+    else:
+        tile[:] = _some_tile(noise)
+    kind, _ = parts.sections[at]
+    return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, _replaced(body, k, bytes(tile))))))
+
+
+def tiles_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """Tiles swapped, left out, emptied, repeated, with wrong lengths, or with damaged streams."""
+    found = _tiled(parts, noise)
+    if found is None:
+        return order_of_sections(parts, other, noise)
+    at, first, body = found
+    kind, _ = parts.sections[at]
+    scales, tiles = body[:first], body[first:]
+    k = noise.randrange(len(tiles))
+    cut = noise.randrange(len(tiles[k]) + 1)
+    damaged = flip_bits(tiles[k], b"", noise) if tiles[k] else b"\0"
+    far = max(0, len(damaged) - 3)  # near the end, so that most of the stream decodes
+    ways: list[Body] = [
+        [*scales, *noise.sample(tiles, len(tiles))],
+        [*scales, *tiles[:k], *tiles[k + 1 :]],
+        [*scales, *_replaced(tiles, k, b"")],
+        [*scales, *tiles, tiles[k]],
+        [*scales, *_replaced(tiles, k, tiles[k][:cut])],
+        [*scales, *_replaced(tiles, k, tiles[k] + noise.randbytes(noise.randrange(1, 9)))],
+        [*scales, *_replaced(tiles, k, damaged)],
+        [*scales, *_replaced(tiles, k, damaged[:far] + noise.randbytes(3))],
+        b"".join(scales) + join_tiles([*tiles[:k], b""])[:-1] + _varint(noise) + b"".join(tiles[k:]),
+    ]
+    return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, noise.choice(ways)))))
+
+
+def rank_of_factors(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """Another rank, or other V and A, in a section with factors (which it becomes, if it has tiles)."""
+    found = _tiled(parts, noise)
+    if found is None:
+        return layout_entry(parts, other, noise)
+    at, first, body = found
+    rank, tiles = noise.choice((body[0], _varint(noise), varint(noise.randrange(1, 12)))), body[first:]
+    kind, _ = parts.sections[at]
+    ways = (
+        (kind, [rank, *body[first:]]),
+        (noise.choice(FACTORED), [rank, *noise.choices(tiles, k=noise.randrange(4))]),
+        (noise.choice(FACTORED), [rank, _some_tile(noise), _some_tile(noise), *noise.choices(tiles, k=1)]),
+    )
+    return assemble(replace(parts, sections=_replaced(parts.sections, at, noise.choice(ways))))
+
+
+def step_and_shifts(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    span, shifts = noise.randrange(256), noise.randbytes(noise.randrange(18))
+    step = struct.pack("<f", _any_float(noise)) if noise.random() < 0.8 else noise.randbytes(4)
+    right = parts.step[4:] or b"\x10"
+    block = step + noise.choice((right, bytes([span]) + shifts, bytes([0x0F]) + b"\x80" * 16, b"\x0f" + b"\x7f" * 16))
+    flags, gain = parts.flags | pay.HAS_STEP, parts.gain
+    if noise.random() < 0.3:
+        flags, gain = flags | pay.HAS_GAIN, struct.pack("<f", _any_float(noise))
+    return assemble(replace(parts, flags=flags, step=block, gain=gain))
+
+
+def flags_and_version(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    if noise.random() < 0.3:
+        return assemble(replace(parts, version=noise.choice((0, 2, 3, 255))))
+    return assemble(replace(parts, flags=parts.flags ^ noise.choice((1, 2, 3, 4, 8, 16, 128, 255))))
+
+
+def layout_table(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """Entries of a full layout: names, dtype codes, numbers of dimensions, sizes."""
+    table = parts.table if not parts.flags & pay.LAYOUT_IS_DIGEST else entry("w", "float32", 4, 4)
+    parts = replace(parts, flags=parts.flags & ~pay.LAYOUT_IS_DIGEST)
+    dimensions = noise.randrange(40)
+    sizes = b"".join(_varint(noise) for _ in range(dimensions))
+    name = noise.choice((b"w", b"\xff\xfe", b"\xed\xa0\x80", b"\0", b"weight", b"n" * 4096, b"n" * 4097))
+    strange = varint(len(name)) + name + bytes([noise.choice((*range(14), 255)), dimensions]) + sizes
+    zero = entry("zero", noise.choice(lay.DTYPES), 0, *noise.choices(NUMBERS, k=noise.randrange(4)))
+    ways = (
+        table + table,
+        table + strange,
+        strange,
+        zero,
+        table[: noise.randrange(len(table) + 1)],
+        table + _varint(noise),
+        flip_bits(table or b"\0", b"", noise),
+        set_bytes(table or b"\0", b"", noise),
+        b"".join(entry(str(k), noise.randrange(13), *noise.choices((0, 1, 2, 3), k=2)) for k in range(300)),
+        other.table if not other.flags & pay.LAYOUT_IS_DIGEST else table,
+    )
+    chosen = noise.choice(ways)
+    sections = noise.choice((parts.sections, [*parts.sections, (pay.ZERO, b"")], [(pay.ZERO, b"")] * 300))
+    return assemble(replace(parts, table=chosen, sections=list(sections)))
+
+
+def _split_table(table: bytes) -> list[tuple[bytes, int, list[int]]]:
+    reader, result = Reader(table), []
+    while reader.left():
+        name, code = bytes(reader.take(reader.varint())), reader.byte()
+        result.append((name, code, [reader.varint() for _ in range(reader.byte())]))
+    return result
+
+
+def layout_entry(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """One tensor's name, dtype or shape, with its section as it was."""
+    if parts.flags & pay.LAYOUT_IS_DIGEST or not parts.table:
+        return assemble(replace(parts, table=noise.randbytes(8)))
+    entries = _split_table(parts.table)
+    at = noise.randrange(len(entries))
+    name, code, shape = entries[at]
+    way = noise.randrange(6)
+    if way == 0:
+        name = noise.choice((b"", name + b"x", noise.choice(entries)[0]))
+    elif way == 1:
+        code = noise.choice((*range(13), 13, 255))
+    elif way == 2:
+        shape = noise.choices((0, 1, *NUMBERS), k=noise.choice((1, 2, 3, 33)))
+    elif way == 3:
+        shape = noise.sample(shape, len(shape)) + [1] * noise.randrange(3)
+    else:
+        place = noise.randrange(len(shape) + 1)
+        shape = [*shape[:place], noise.choice(NUMBERS), *shape[place + (way == 4) :]]
+    if noise.random() < 0.3:  # an empty tensor may have any other sides
+        code, shape = noise.randrange(13), [0, *shape]
+    table = b"".join(entry(*item[:2], *item[2]) for item in _replaced(entries, at, (name, code, shape)))
+    return assemble(replace(parts, table=table))
+
+
+def layout_block(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The compressed layout: its length, its end, bombs; or the digest."""
+    if parts.flags & pay.LAYOUT_IS_DIGEST:
+        return assemble(parts, packed=noise.choice((noise.randbytes(8), bytes(8), parts.table[:5], other.table[:8])))
+    packed = deflated(parts.table)
+    stored = zlib.compressobj(0, zlib.DEFLATED, -15)
+    ways = (
+        _varint(noise) + packed,
+        varint(len(packed) + 3) + packed + noise.randbytes(3),
+        varint(max(0, len(packed) - 1)) + packed[:-1],
+        varint(len(packed)) + flip_bits(packed, b"", noise),
+        varint(len(parts.table)) + parts.table,
+        varint(len(BOMB)) + BOMB if noise.random() < 0.1 else b"\0",
+        (lambda whole: varint(len(whole)) + whole)(stored.compress(parts.table) + stored.flush()),
+    )
+    return assemble(parts, packed=noise.choice(ways))
+
+
+BOMB = deflated(bytes(1 << 25))
+
+Structural = Callable[[Parts, Parts, random.Random], bytes]
+STRUCTURAL: tuple[Structural, ...] = (
+    *(order_of_sections, kind_of_section, length_of_section, body_of_section),
+    *(header_of_tile, header_of_tile, tiles_of_section, tiles_of_section),
+    *(rank_of_factors, step_and_shifts, flags_and_version, layout_table, layout_entry, layout_entry, layout_block),
+)
+
+
+def mutations(entries: list[Entry], seed: int = 0) -> Iterator[tuple[str, Entry, bytes]]:
+    """Mutants without end: what was done, to which payload, and the bytes. Same entries and seed: same mutants."""
+    for number in count():
+        noise = random.Random(f"{seed} {number}")
+        victim, other = noise.choice(entries), noise.choice(entries)
+        if noise.random() < 0.45:
+            blind = noise.choice(BLIND)
+            name, data = blind.__name__, blind(victim.payload, other.payload, noise)
+        else:
+            structural = noise.choice(STRUCTURAL)
+            name, data = structural.__name__, structural(victim.parts, other.parts, noise)
+            if data and noise.random() < 0.15:
+                data = noise.choice((flip_bits, set_bytes, truncate))(data, b"", noise)
+        if noise.random() < 0.93:
+            data = seal(data)
+        yield name, victim, data

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,12 @@ from fedfq.demo import train
 from fedfq.metrics import nmse
 
 RATIOS = (32, 64, 128, 256, 512)
+LABELS = {
+    "adaptive": "fedfq",
+    "identity": "fedfq, identity",
+    "exact": "widths 0-8, exact",
+    "cgsa": "widths 0-8, CGSA (paper)",
+}
 Update = dict[str, np.ndarray]
 
 
@@ -60,16 +67,18 @@ def order_0_bytes(update: Update, step: float) -> float:
 
 
 def distortion(name: str, update: Update) -> list[dict[str, Any]]:
+    """NMSE of every basis and allocator in as many bytes as the default one takes."""
     rows = []
     for ratio in RATIOS:
         try:
             payload = fedfq.encode(update, ratio=ratio)
         except fedfq.BudgetError:
             continue
-        report = fedfq.inspect(payload)
         row: dict[str, Any] = {"update": name, "ratio": ratio, "bytes": len(payload)}
-        row["nmse"] = nmse(update, fedfq.decode(payload))
-        row["of_order_0"] = len(payload) / order_0_bytes(update, report.step or 1.0)
+        row["adaptive"] = nmse(update, fedfq.decode(payload))
+        plain = fedfq.encode(update, ratio=ratio, basis="identity")
+        row["identity"] = nmse(update, fedfq.decode(plain))
+        row["identity/order-0"] = len(plain) / order_0_bytes(update, fedfq.inspect(plain).step or 1.0)
         for allocator in ("exact", "cgsa"):
             paper = fedfq.Codec(max_bytes=len(payload), allocator=allocator).encode(update, seed=0)
             row[allocator] = nmse(update, fedfq.decode(paper))
@@ -83,14 +92,14 @@ def synthetic(tensors: int, height: int = 512, width: int = 4608) -> Update:
     return {f"layer{k}": rng.standard_normal((height, width), np.float32) for k in range(tensors)}
 
 
-def speed(ratio: int, repeats: int, basis: str) -> list[dict[str, Any]]:
+def speed(ratio: int, repeats: int) -> list[dict[str, Any]]:
     update = synthetic(4)
     flat = np.concatenate([array.reshape(-1) for array in update.values()])
     room = np.empty_like(flat)
     copy = best_seconds(lambda: np.copyto(room, flat), 3 * repeats)
     rows = [{"what": "copy", "threads": 1, "seconds": copy}]
     rows.append({"what": "argsort(-|h|)", "threads": 1, "seconds": best_seconds(lambda: np.argsort(-np.abs(flat)), 1)})
-    for threads in (1, 2):
+    for basis, threads in product(("identity", "adaptive"), (1, 2)):
         codec = fedfq.Codec(ratio=ratio, threads=threads, basis=basis)
         payload = codec.encode(update)
         total = fedfq.Accumulator(update, threads=threads)
@@ -99,7 +108,8 @@ def speed(ratio: int, repeats: int, basis: str) -> list[dict[str, Any]]:
             ("encode", lambda codec=codec: codec.encode(update)),
             ("decode and accumulate", lambda total=total, payload=payload: total.add(payload)),
         ):
-            rows.append({"what": what, "threads": threads, "seconds": best_seconds(function, repeats)})
+            seconds = best_seconds(function, repeats)
+            rows.append({"what": f"{what}, {basis}", "threads": threads, "seconds": seconds})
     for row in rows:
         row["of_copy"] = row["seconds"] / copy
         row["GB_per_s"] = flat.nbytes / row["seconds"] / 1e9
@@ -108,7 +118,7 @@ def speed(ratio: int, repeats: int, basis: str) -> list[dict[str, Any]]:
 
 def scaling(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     rows = []
-    codec = fedfq.Codec(ratio=64)
+    codec = fedfq.Codec(ratio=64, basis="identity")
     for tensors in sizes:
         update = synthetic(tensors)
         parameters = sum(array.size for array in update.values())
@@ -118,16 +128,18 @@ def scaling(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
 
 
 PEAK = """
-import resource, sys
+import sys
 import numpy as np, fedfq
 from benchmarks.codec import synthetic
-small = {"w": np.random.default_rng(0).standard_normal((64, 64), np.float32)}
-codec = fedfq.Codec(ratio=64)
-codec.encode(small)                       # kernels are loaded
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+codec = fedfq.Codec(ratio=64, basis=sys.argv[2])
+codec.encode({"w": np.random.default_rng(0).standard_normal((64, 64), np.float32)})  # kernels are loaded
 update = synthetic(int(sys.argv[1]))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+before = status("VmRSS")
 codec.encode(update)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024, sum(a.nbytes for a in update.values()))
+print(status("VmHWM") - before, sum(array.nbytes for array in update.values()))
 """
 
 START = """
@@ -147,9 +159,11 @@ def in_new_process(code: str, *arguments: str, **environment: str) -> list[float
 
 def memory(sizes: tuple[int, ...]) -> list[dict[str, Any]]:
     rows = []
-    for tensors in sizes:
-        extra, raw = in_new_process(PEAK, str(tensors))
-        rows.append({"raw_MB": raw / 1e6, "extra_peak_MB": extra / 1e6, "allowed_MB": 0.4 * raw / 1e6 + 64})
+    for tensors, basis in product(sizes, ("identity", "adaptive")):
+        extra, raw = in_new_process(PEAK, str(tensors), basis)
+        rows.append(
+            {"basis": basis, "raw_MB": raw / 1e6, "extra_peak_MB": extra / 1e6, "allowed_MB": 0.4 * raw / 1e6 + 64}
+        )
     return rows
 
 
@@ -176,7 +190,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(3.2 * len(names), 3.2), layout="constrained")
     for axes, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names):
         own = [row for row in rows if row["update"] == name]
-        for key, label in (("nmse", "fedfq"), ("exact", "widths 0-8, exact"), ("cgsa", "widths 0-8, CGSA (paper)")):
+        for key, label in LABELS.items():
             axes.plot([row["ratio"] for row in own], [row[key] for row in own], marker="o", markersize=3, label=label)
         axes.set(xscale="log", yscale="log", title=name, xlabel="float32 bytes / payload bytes")
         axes.set_xticks(RATIOS, [f"{ratio}x" for ratio in RATIOS])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedfq import PayloadError, decode, encode, inspect
-from tests.fixtures.make import CASES, FOLDER
+from tests.fixtures.make import CASES, FOLDER, PRODUCTS
 from tests.updates import Array, assert_identical
 
 
@@ -16,7 +16,11 @@ def expected(case: str) -> dict[str, Array]:
 
 
 def test_every_case_has_its_files() -> None:
-    assert {path.stem for path in FOLDER.glob("*.fq")} == {path.stem for path in FOLDER.glob("*.npz")} == set(CASES)
+    assert (
+        {path.stem for path in FOLDER.glob("*.fq")}
+        == {path.stem for path in FOLDER.glob("*.npz")}
+        == set(CASES | PRODUCTS)
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -31,6 +35,13 @@ def test_frozen_payloads_decode_to_the_same_bits(case: str) -> None:
         assert_identical(decode(payload), expected(case))
 
 
+@pytest.mark.parametrize("case", PRODUCTS)
+def test_frozen_factors_decode_to_the_same_numbers(case: str) -> None:
+    decoded = decode((FOLDER / f"{case}.fq").read_bytes())
+    for name, array in expected(case).items():
+        np.testing.assert_allclose(decoded[name], array, rtol=0, atol=1e-5 * np.abs(array).max())
+
+
 @pytest.mark.skipif("ng" in zlib.ZLIB_RUNTIME_VERSION, reason="zlib-ng deflates layouts to other bytes")
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_update_gives_the_frozen_bytes(case: str) -> None:
@@ -40,7 +51,7 @@ def test_the_same_update_gives_the_frozen_bytes(case: str) -> None:
 
 def test_the_cases_hold_every_kind_of_section() -> None:
     kinds = set()
-    for case, (update, _) in CASES.items():
+    for case, (update, _) in (CASES | PRODUCTS).items():
         report = inspect((FOLDER / f"{case}.fq").read_bytes(), like=update)
         kinds |= {tensor.kind for tensor in report.tensors}
-    assert kinds == {"zero", "plain", "widths", "float16", "float32", "integer"}
+    assert kinds == {"zero", "plain", "widths", "float16", "float32", "integer", "factors", "factors + plain"}

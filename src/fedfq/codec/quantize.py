@@ -28,7 +28,7 @@ MAX_MAGNITUDE = (1 << 17) - 1  # of a level of one step; what lies beyond is cli
 THETA = 0.62  # of a step: smaller entries become 0
 LAMBDA = 0.1155  # error a bit is worth, in squares of a step: 2 ln 2 / 12, the slope at high rates
 MIN_THRESHOLD, MAX_THRESHOLD = THETA, 1.45  # between which the choice of 0 or 1 moves
-STATISTICS_ROWS = 128  # rows that column sums and the costs of a 1 are taken from, at least
+STATISTICS_ROWS = 64  # rows that column sums and the costs of a 1 are taken from, at least
 MIN_SIDE = 8  # rows and columns needed for their sums to say something of an entry
 BINS = 64  # expected numbers in half octaves,
 OFFSET = 60  # of which this is 1
@@ -229,7 +229,7 @@ def _deadzone(row_starts: Array, columns: Array, values: Array, width: int, step
         for i in range(0, height, every):
             total += row_starts[i + 1] - row_starts[i]
             for t in range(row_starts[i], row_starts[i + 1]):
-                counts[columns[t]] += 1
+                counts[U(columns[U(t)])] += 1
         for i in range(height):
             rows[i] = _half_octaves(row_starts[i + 1] - row_starts[i])
         for j in range(width):

@@ -126,11 +126,13 @@ def _encode(
     column_sums = np.zeros(width, np.int64)
     total = 0
     for i in range(height):
+        row_sum: Int = 0
         for t in range(row_starts[i], row_starts[i + 1]):
-            size: Int = abs(np.int64(levels[t])) if by_size else 1
-            row_sums[i] += size
-            column_sums[columns[t]] += size
-            total += size
+            size: Int = abs(np.int64(levels[U(t)])) if by_size else 1
+            row_sum += size
+            column_sums[U(columns[U(t)])] += size
+        row_sums[i] = row_sum
+        total += row_sum
     row_spacing, row_classes = choose_classes(row_sums, total)
     column_spacing, column_classes = choose_classes(column_sums, total)
     # log2 of the expected |level| of a cell whose row and column have class 1
@@ -174,10 +176,10 @@ def _encode(
         if row_classes[i] == 0:
             continue
         for t in range(row_starts[i], row_starts[i + 1]):
-            p = position[columns[t]]
-            group_masks[p >> 6] |= np.uint8(1 << ((p >> 3) & 7))
-            masks[p >> 3] |= np.uint8(1 << (p & 7))
-            row_levels[p] = levels[t]
+            p = position[U(columns[U(t)])]
+            group_masks[U(p >> 6)] |= np.uint8(1 << ((p >> 3) & 7))
+            masks[U(p >> 3)] |= np.uint8(1 << (p & 7))
+            row_levels[U(p)] = levels[U(t)]
         row_context = base + row_spacing * (np.int64(row_classes[i]) - 1)
         if i % sampled == 0:
             for t in range(row_starts[i], row_starts[i + 1]):

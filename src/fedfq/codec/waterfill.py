@@ -200,10 +200,10 @@ class Waterfill:
 
     def _seek_bases(self, step: float) -> None:
         if self.adaptive:
-            plain = self._choose(step)
-            self.spread(
-                lambda pair: pair[0].seek_basis(step, self.share, pair[1], self.seed), list(zip(self.sources, plain))
-            )
+            for source, plain in zip(
+                self.sources, self._choose(step)
+            ):  # in turn: matrix products have their own threads
+                source.seek_basis(step, self.share, plain, self.seed)
             self._choices.clear()
 
     def _choose(self, step: float) -> list[Choice]:

@@ -121,11 +121,10 @@ class LowRank:
         scaled = self.b.T @ self._vectors[:, :rank]
         right_sparse = deadzone(_as_matrix(scaled), step)
         levels = dense(right_sparse, self.width, rank)
-        norms = np.sqrt(np.square(levels, dtype=np.float64).sum(0))
         right = unit_columns(levels)
         projected = (self.q @ (self.b @ right)).astype(np.float64)
         gram = right.T.astype(np.float64) @ right.astype(np.float64)
-        solved = np.linalg.solve(gram + RIDGE * np.eye(rank), projected.T).T * (norms > 0)
+        solved = np.linalg.solve(gram + RIDGE * np.eye(rank), projected.T).T * right.any(0)
         left_sparse = deadzone(_as_matrix(solved.astype(np.float32)), step)
         left = dense(left_sparse, self.height, rank) * np.float32(step)
         error = self.energy - 2 * np.vdot(left, projected) + np.vdot(left.astype(np.float64) @ gram, left)

@@ -31,7 +31,6 @@ HEAD = struct.Struct("<2sBBI")  # magic, version, flags, checksum
 LAYOUT_IS_DIGEST = 1
 HAS_STEP = 2
 HAS_GAIN = 4
-HAS_BASIS = 8  # reserved
 
 ZERO, PLAIN, WIDTHS, HALF, SINGLE, INTEGER, INTEGER_DEFLATED = range(7)
 FACTORS, FACTORS_AND_PLAIN = 16, 17

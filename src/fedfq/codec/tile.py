@@ -256,7 +256,7 @@ def _encode(
     return operations[:n], bits, header
 
 
-def encode_tile(sparse: Sparse, width: Int, *, by_size: bool) -> Encoded:
+def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
     """Code the non-zero levels of a matrix with `width` columns; there must be one.
 
     `by_size=False` when a level's number says nothing of its magnitude (the widths of Eq. 23), so that classes are

@@ -1,0 +1,25 @@
+"""FedAvg (McMahan et al., 2017): every update as float32, really serialised. The yardstick of all others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from .method import Array, Method, Order, State, Update, Upload
+from .wire import Reader, divide, lengths, unite
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    paper: ClassVar[str] = "McMahan et al. 2017"
+    claims: ClassVar[str] = "32 bits a parameter"
+    unbiased: ClassVar[bool] = True
+
+    def encode(self, update: Update, memory: State, order: Order) -> Upload:
+        parts = divide(update)
+        payload = b"".join(h.astype("<f4").tobytes() for h in parts.vectors.values()) + parts.carried
+        return Upload(payload, 32 * sum(h.size for h in parts.vectors.values()))
+
+    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+        reader = Reader(payload)
+        return unite(like, {name: reader.array("<f4", size) for name, size in lengths(like).items()}, reader)

@@ -1,0 +1,102 @@
+"""What a method is: one half that a client runs, one that the server runs, and only bytes between them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from fedfq.codec.layout import specs
+
+Array = np.ndarray[Any, Any]
+Update = Mapping[str, Array]
+State = dict[str, Array]
+
+LARGEST = float(np.finfo(np.float32).max)
+
+
+class Order(NamedTuple):
+    """What a client is told with the model."""
+
+    round: int
+    client: int
+    seed: int  # of this client in this round: all its random numbers come from here
+    announcement: bytes = b""  # what `Server.announce` made for it
+
+
+class Upload(NamedTuple):
+    """What a client answers."""
+
+    payload: bytes | None  # None: it has nothing worth sending
+    claimed_bits: float  # what the method's own paper would count
+    memory: State = {}  # noqa: RUF012 (never changed) What the client keeps, once the server has taken the payload
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """How updates travel. Its fields are its options; it holds no state, so both sides may have a copy."""
+
+    paper: ClassVar[str]
+    claims: ClassVar[str]  # the cost as the paper counts it, in words
+    client_memory: ClassVar[str] = "none"
+    server_memory: ClassVar[str] = "none"
+    unbiased: ClassVar[bool] = False
+
+    @abstractmethod
+    def encode(self, update: Update, memory: State, order: Order) -> Upload:
+        """The client's half. `memory` is what the last upload that was accepted left; it is not changed."""
+
+    @abstractmethod
+    def decode(self, payload: bytes, like: Update) -> Update:
+        """What the server makes of a payload: names, shapes and dtypes of `like`, all finite, or `PayloadError`."""
+
+    def server(self, like: Update) -> Server:
+        return Server(self, like)
+
+
+class Server:
+    """The server's half: the weighted mean of what arrives (Eq. 4), in one model's memory."""
+
+    def __init__(self, method: Method, like: Update) -> None:
+        self.method = method
+        self.like = like
+        self._clear()
+
+    def _clear(self) -> None:
+        self._weight = 0.0
+        self._sums = {spec.name: np.zeros(spec.shape) for spec in specs(self.like)}
+
+    def announce(self, weights: Mapping[int, float]) -> dict[int, bytes]:
+        """What goes to the round's clients with the model, by client; `weights` are those of the mean."""
+        return {}
+
+    def receive(self, client: int, payload: bytes | None, weight: float) -> None:
+        """Take one client's answer into account. A `PayloadError` leaves everything as it was."""
+        if payload is None:
+            return
+        for name, array in self.method.decode(payload, self.like).items():
+            self._sums[name] += weight * np.asarray(array, np.float64)
+        self._weight += weight
+
+    def finish(self, loss: float) -> Update:
+        """By what the model changes in this round. `loss` is the clients' mean training loss."""
+        mean = {}
+        for spec in specs(self.like):
+            values = self._sums[spec.name] / (self._weight or 1.0)
+            if spec.is_float:
+                mean[spec.name] = np.clip(values, -LARGEST, LARGEST).astype(np.float32)
+            else:
+                mean[spec.name] = np.rint(values).astype(spec.dtype)
+        self._clear()
+        return mean
+
+    def state_dict(self) -> State:
+        """What lasts from round to round, for a checkpoint."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        if state:
+            raise ValueError(f"this server keeps no state, got {', '.join(state)}")

@@ -20,7 +20,7 @@ from .layout import TILE_CELLS, Matrix
 from .quantize import LAMBDA, Sparse, deadzone, uniform
 
 MAX_RANK = 64
-OVERSAMPLING = 8
+OVERSAMPLING = 16
 PROBE_RANK = 8  # a matrix is looked at with so many columns first
 BLOCK_CELLS = 1 << 20  # products are made so many entries at a time
 MIN_SIDE = 8  # smaller matrices are not worth factors
@@ -74,6 +74,11 @@ def max_rank(height: int, width: int) -> int:
     return min(MAX_RANK, height, width, TILE_CELLS // max(height, width))
 
 
+def affordable_rank(height: int, width: int, budget: float) -> int:
+    """How many ranks so many bytes may pay for: they cost two bits an entry or more."""
+    return min(max_rank(height, width), max(PROBE_RANK, int(min(4.0 * budget / (height + width), MAX_RANK))))
+
+
 class Factors(NamedTuple):
     """H ~ left right^T, both quantised: what is sent, and what it makes."""
 
@@ -85,44 +90,47 @@ class Factors(NamedTuple):
 
 
 class LowRank:
-    """The leading singular subspace of a tensor's matrix: H ~ Q B, Q with orthonormal columns.
+    """The leading singular subspace of a matrix: H ~ A V^T, V with orthonormal columns and A with orthogonal ones.
 
     It does not depend on the step, and takes the memory of 72 rows and columns at most.
     """
 
-    def __init__(self, h: Array, rank: int, key: np.uint64, iterations: int) -> None:
+    def __init__(self, h: Array, rank: int, key: np.uint64) -> None:
         self.height, self.width = h.shape
         self.energy = energy(h)
-        self.q = _range(h, min(rank + OVERSAMPLING, *h.shape), key, iterations)
-        self.b = self.q.T @ h
-        squares, vectors = np.linalg.eigh(self.b.astype(np.float64) @ self.b.T.astype(np.float64))
+        v = _directions(h, min(rank + OVERSAMPLING, *h.shape), key, math.sqrt(self.energy / h.size))
+        a = h @ v
+        squares, vectors = _gram_vectors(a)
         self.sigma = np.sqrt(np.maximum(squares[::-1], 0.0))[:rank]
-        self._vectors = vectors[:, ::-1][:, :rank].astype(np.float32)
+        turn = np.ascontiguousarray(vectors[:, ::-1], np.float32)
+        self.a, self.v = a @ turn, v @ turn
 
     def gains(self, step: float) -> Array:
         """By how much each rank lowers D + lambda R, by the rate of a Gaussian of its scale at this step."""
         cost = np.zeros_like(self.sigma)
         for side in (self.height, self.width):
             scale = self.sigma / (math.sqrt(side) * step)
-            with np.errstate(divide="ignore"):
-                sent = 1 / 12 + LAMBDA * (np.log2(scale) + 2.05)
+            sent = 1 / 12 + LAMBDA * _bits(scale)
             cost += side * step**2 * np.minimum(scale**2, np.maximum(sent, 0.05))
         return self.sigma**2 - cost
+
+    def size(self, step: float) -> float:
+        """About the bytes of the factors at this step, by the same rate."""
+        sigma = self.sigma[: self.rank(step)]
+        sides = (self.height, self.width)
+        return sum(side * float(np.maximum(_bits(sigma / (math.sqrt(side) * step)), 0.3).sum()) for side in sides) / 8
 
     def rank(self, step: float) -> int:
         paying = self.gains(step) > 0
         return int(np.argmin(paying)) if not paying.all() else paying.size
 
-    def factors(self, step: float) -> Factors | None:
+    def factors(self, step: float, rank: int) -> Factors:
         """Quantise V; then the best A for what V became; then quantise A."""
-        rank = self.rank(step)
-        if rank == 0:
-            return None
-        scaled = self.b.T @ self._vectors[:, :rank]
+        scaled = self.v[:, :rank] * self.sigma[:rank].astype(np.float32)
         right_sparse = deadzone(_as_matrix(scaled), step)
         levels = dense(right_sparse, self.width, rank)
         right = unit_columns(levels)
-        projected = (self.q @ (self.b @ right)).astype(np.float64)
+        projected = (self.a @ (self.v.T @ right)).astype(np.float64)
         gram = right.T.astype(np.float64) @ right.astype(np.float64)
         solved = np.linalg.solve(gram + RIDGE * np.eye(rank), projected.T).T * right.any(0)
         left_sparse = deadzone(_as_matrix(solved.astype(np.float32)), step)
@@ -131,15 +139,20 @@ class LowRank:
         return Factors(right_sparse, left_sparse, right, left, max(float(error), FINEST * self.energy))
 
 
+def _bits(scale: Array) -> Array:
+    """Bits of a Gaussian coefficient whose deviation is so many steps, where it is sent at all."""
+    return np.log2(np.maximum(scale, 1e-30)) + 2.05
+
+
 def unit_columns(levels: Array) -> Array:
     """Columns divided by their norm; a column of zeros stays so."""
-    norms = np.sqrt(np.square(levels, dtype=np.float64).sum(0))
+    norms = np.sqrt(np.einsum("ij,ij->j", levels, levels, dtype=np.float64))
     return (levels / np.where(norms > 0, norms, 1.0)).astype(np.float32)
 
 
 def energy(h: Array) -> float:
-    """The sum of squares."""
-    return float(np.einsum("ij,ij->", h, h, dtype=np.float64))
+    """The sum of squares, by rows in float32 and over them in float64."""
+    return float(np.einsum("ij,ij->i", h, h).sum(dtype=np.float64))
 
 
 def _as_matrix(array: Array) -> Matrix:
@@ -160,28 +173,27 @@ def _fill(row_starts: Array, columns: Array, levels: Array, matrix: Array) -> No
             matrix[i, columns[t]] = levels[t]
 
 
-def _range(h: Array, size: int, key: np.uint64, iterations: int) -> Array:
-    """An orthonormal basis of about the leading columns: a randomised range finder with power iterations.
+def _directions(h: Array, count: int, key: np.uint64, scale: float) -> Array:
+    """An orthonormal basis of about the leading rows: a randomised range finder with one power iteration.
 
-    Halko, Martinsson and Tropp (2011), Algorithm 4.4: products with few columns only.
+    Halko, Martinsson and Tropp (2011), Algorithm 4.3: products with few columns only. What float32 loses in the second
+    one lies below a 10^-7th of the largest singular value's square. `scale` keeps the products near one.
     """
-    signs = np.empty((h.shape[1], size), np.float32)
+    signs = np.empty((h.shape[1], count), np.float32)
     _random_signs(key, signs)
-    q = _orthonormal(h @ signs)
-    for _ in range(iterations):
-        q = _orthonormal(h @ _orthonormal(h.T @ q))
-    return q
+    rows = h.T @ (h @ (signs / np.float32(scale)))
+    squares, vectors = _gram_vectors(rows)
+    kept = squares > 1e-12 * squares[-1]  # the others are made of rounding errors
+    v = rows @ (vectors[:, kept] / np.sqrt(squares[kept])).astype(np.float32)
+    # weak columns are orthogonal to about 1%: a step of Newton's method makes it 0.01%
+    return v @ (1.5 * np.eye(v.shape[1], dtype=np.float32) - 0.5 * (v.T @ v))
 
 
-def _orthonormal(y: Array) -> Array:
-    """An orthonormal basis of the columns, by the eigenvectors of their Gram matrix: products only, unlike QR.
-
-    Directions of next to no energy, which rounding has made up, are dropped.
-    """
+def _gram_vectors(y: Array) -> tuple[Array, Array]:
+    """Eigenvalues and eigenvectors of Y^T Y: the squared singular values and the right singular vectors of Y."""
     wide = y.astype(np.float64)
-    squares, vectors = np.linalg.eigh(wide.T @ wide)
-    kept = squares > 1e-12 * squares[-1]
-    return y @ (vectors[:, kept] / np.sqrt(squares[kept])).astype(np.float32)
+    values, vectors = np.linalg.eigh(wide.T @ wide)
+    return values, vectors
 
 
 @kernel

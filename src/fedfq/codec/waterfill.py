@@ -8,14 +8,14 @@ The step for a budget is first sought on a sample of the entries; then one or tw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from . import payload as pay
 from .allocate import find_step
-from .basis import PROBE_RANK, Factors, LowRank, fold, max_rank
+from .basis import PROBE_RANK, Factors, LowRank, affordable_rank, energy, fold
 from .contexts import SHIFTS
 from .kernels import Array
 from .layout import Matrix, Tensor, Tile
@@ -27,7 +27,10 @@ from .tile import LARGEST, Encoded, encode_tile
 SAMPLE_CELLS = 1 << 17  # the step is first sought on about this many entries
 SMALL = 1 << 21  # up to so many entries the budget is filled to 99%, beyond to 96%: trials take longer there
 MAX_TRIALS = 8
-PROBE_CELLS = 1 << 18  # larger matrices are looked at with few columns first
+PROBE_CELLS = 1 << 20  # larger matrices are looked at with few columns first
+PLAIN_SLOPE, FACTORS_SLOPE = -2.5, -0.65  # of the size over the step, both in logarithms, as they were met
+HOPELESS = 0.5  # plain coefficients at twice the cost of factors will not catch up
+CLOSE = 0.04  # ways are decided where sizes are within so much of the budget
 SAFE = (1e-15, 1e15)  # peaks between which squares and products of matrices stay within float32
 
 
@@ -37,6 +40,7 @@ class Sample(NamedTuple):
     matrix: Matrix
     rows: int
     columns: int
+    energy: float
 
     def whole_size(self, encoded: Encoded | None) -> float:
         """About the bytes that the whole tile will take: coefficients grow with both sides, classes with one."""
@@ -48,9 +52,9 @@ class Sample(NamedTuple):
 
     def whole_error(self, sparse: Sparse, step: float) -> float:
         """About the squared error of the whole tile."""
-        every = np.square(self.matrix.flat, dtype=np.float64).sum()
-        kept = np.square((np.abs(sparse.levels) + sparse.excess) * step, dtype=np.float64).sum()
-        error = max(every - kept, 0.0) + step**2 * np.square(sparse.excess, dtype=np.float64).sum()
+        sizes = np.abs(sparse.levels) + sparse.excess
+        kept = step**2 * np.vdot(sizes, sizes)
+        error = max(self.energy - kept, 0.0) + step**2 * np.vdot(sparse.excess, sparse.excess)
         return float(error) * self.rows * self.columns
 
 
@@ -58,13 +62,24 @@ def take_sample(matrix: Matrix, share: float) -> Sample:
     """About one in `share` of the entries, from rows and columns alike as both have scales; small tiles whole."""
     every = math.ceil(math.sqrt(max(share, 1.0)))
     rows, columns = min(every, max(1, matrix.height // 64)), min(every, max(1, matrix.width // 64))
-    return Sample(matrix.sample(rows, columns), rows, columns)
+    return sampled(matrix.sample(rows, columns), rows, columns)
+
+
+def sampled(matrix: Matrix, rows: int, columns: int) -> Sample:
+    return Sample(matrix, rows, columns, energy(matrix.flat.reshape(matrix.height, matrix.width)))
+
+
+class Way(NamedTuple):
+    """How a tensor is coded."""
+
+    kind: int = pay.PLAIN
+    rank: int = 0
 
 
 class Choice(NamedTuple):
-    """How a tensor is coded at a step: about what it takes, and its factors if it has any."""
+    """A tensor coded in one way at a step: about what it takes, and its factors if it has any."""
 
-    kind: int
+    way: Way
     size: float
     cost: float  # D + lambda R
     factors: Factors | None = None
@@ -75,14 +90,18 @@ class Choice(NamedTuple):
 class Source:
     """A tensor to be coded: samples of its tiles, and its low-rank basis if it may have one."""
 
-    def __init__(self, tensor: Tensor, number: int, share: float) -> None:
+    def __init__(self, tensor: Tensor, number: int, share: float, rounding: str) -> None:
         self.tensor = tensor
         self.number = number
+        self.rounding = rounding
         self.samples = [take_sample(tensor.matrix(tile), share) for tile in tensor.tiles]
         self.low: LowRank | None = None
         self.low_sample: Sample | None = None
+        self._last_plain: tuple[float, Choice] | None = None
+        self._last_factored: tuple[float, int, Choice | None] | None = None
+        self._plain_may_win = True
 
-    def seek_basis(self, step: float, share: float, plain: Choice, seed: int) -> None:
+    def seek_basis(self, step: float, share: float, budget: float, seed: int) -> None:
         """Find the low-rank basis, unless a look with few columns shows that it cannot beat plain coefficients."""
         view = fold(self.tensor.spec.shape)
         if view is None:
@@ -90,48 +109,74 @@ class Source:
         h = np.ascontiguousarray(view.matrix(self.tensor.array), np.float32)
         if not h.any():
             return
-        most = max_rank(*h.shape)
+        most = affordable_rank(h.shape[0], h.shape[1], budget)
         key = stream_key(seed, ~self.number)
         if most > PROBE_RANK and h.size > PROBE_CELLS:
-            probe = LowRank(h, PROBE_RANK, key, iterations=1)
+            probe = LowRank(h, PROBE_RANK, key)
             gains = np.maximum(probe.gains(step), 0.0)
-            if probe.energy - gains.sum() - (most - gains.size) * gains[-1] > plain.cost:
+            if probe.energy - gains.sum() - (most - gains.size) * gains[-1] > self.plain(step).cost:
                 return
-        self.low = LowRank(h, most, key, iterations=1)
+        self.low = LowRank(h, most, key)
         self.low_sample = take_sample(Matrix(h.reshape(-1), 0, h.shape[1], *h.shape), share)
 
-    def plain(self, step: float, rounding: str) -> Choice:
+    def plain(self, step: float) -> Choice:
+        if self._last_plain is None or self._last_plain[0] != step:
+            self._last_plain = (step, self._plain(step))
+        return self._last_plain[1]
+
+    def _plain(self, step: float) -> Choice:
         size = error = 0.0
         for sample in self.samples:
-            sparse = quantized(sample.matrix, step, rounding, np.uint64(0))
+            sparse = quantized(sample.matrix, step, self.rounding, np.uint64(0))
             size += sample.whole_size(coded(sparse, sample.matrix.width))
             error += sample.whole_error(sparse, step)
-        return Choice(pay.PLAIN, size, error + LAMBDA * step**2 * 8 * size)
+        return Choice(Way(), size, error + LAMBDA * step**2 * 8 * size)
 
-    def choose(self, step: float, rounding: str) -> Choice:
-        plain = self.plain(step, rounding)
-        factors = self.low.factors(step) if self.low is not None else None
-        if self.low is None or self.low_sample is None or factors is None:
-            return plain
-        right = coded(factors.right_sparse, factors.right.shape[1])
-        left = coded(factors.left_sparse, factors.left.shape[1])
+    def factored(self, step: float, rank: int) -> Choice | None:
+        """Factors of this rank, ready to be sent; None where nothing is left of them at this step."""
+        if self._last_factored is None or self._last_factored[:2] != (step, rank):
+            self._last_factored = (step, rank, self._factored(step, rank))
+        return self._last_factored[2]
+
+    def _factored(self, step: float, rank: int) -> Choice | None:
+        if self.low is None or rank == 0:
+            return None
+        factors = self.low.factors(step, rank)
+        right, left = coded(factors.right_sparse, rank), coded(factors.left_sparse, rank)
         if right is None or left is None:
-            return plain
-        bit = LAMBDA * step**2
+            return None
         size = len(right.stream) + len(left.stream) + 16.0
-        low = Choice(pay.FACTORS, size, factors.error + bit * 8 * size, factors, right, left)
-        rest_size, rest_error = self._rest(factors, step)
-        cost = rest_error + bit * 8 * (size + rest_size)
+        cost = factors.error + LAMBDA * step**2 * 8 * size
+        return Choice(Way(pay.FACTORS, rank), size, cost, factors, right, left)
+
+    def size_model(self, step: float) -> Callable[[float], float]:
+        """About the bytes at any step, without coding: of factors by the rate of Gaussians, of plain coefficients from
+        their size at this step. Plain coefficients that are far behind here are not looked at again."""
+        plain, low = self.plain(step), self.low
+        cost = math.inf if low is None else low.energy - float(np.maximum(low.gains(step), 0.0).sum())
+        self._plain_may_win = cost > HOPELESS * plain.cost
+        if low is not None and cost < plain.cost:
+            return low.size
+        return lambda at: plain.size * (at / step) ** PLAIN_SLOPE
+
+    def choose(self, step: float) -> Choice:
+        """The best way at this step."""
+        low = self.factored(step, self.low.rank(step)) if self.low is not None else None
+        if low is None or low.factors is None:
+            return self.plain(step)
+        rest_size, rest_error = self._rest(low.factors, step)
+        cost = rest_error + LAMBDA * step**2 * 8 * (low.size + rest_size)
         if cost < low.cost:
-            low = low._replace(kind=pay.FACTORS_AND_PLAIN, size=size + rest_size, cost=cost)
-        return min(plain, low, key=lambda choice: choice.cost)
+            way = Way(pay.FACTORS_AND_PLAIN, low.way.rank)
+            low = low._replace(way=way, size=low.size + rest_size, cost=cost)
+        return low if not self._plain_may_win or low.cost < self.plain(step).cost else self.plain(step)
 
     def _rest(self, factors: Factors, step: float) -> tuple[float, float]:
         """About the bytes and the error of plain coefficients for what the factors leave."""
         assert self.low_sample is not None
-        matrix, rows, columns = self.low_sample
+        matrix, rows, columns, _ = self.low_sample
         made = factors.left[::rows] @ factors.right[::columns].T
-        rest = self.low_sample._replace(matrix=matrix._replace(flat=matrix.flat - made.reshape(-1)))
+        rest = sampled(matrix._replace(flat=matrix.flat - made.reshape(-1)), rows, columns)
         sparse = deadzone(rest.matrix, step)
         return rest.whole_size(coded(sparse, matrix.width)) + 8, rest.whole_error(sparse, step)
 
@@ -139,8 +184,9 @@ class Source:
         """What the factors leave of the tensor."""
         view = fold(self.tensor.spec.shape)
         assert view is not None
-        made = view.tensor(factors.left @ factors.right.T, self.tensor.spec.shape)
-        return Tensor(self.tensor.spec.name, np.asarray(self.tensor.array, np.float32) - made)
+        rest = view.tensor(factors.left @ factors.right.T, self.tensor.spec.shape)
+        np.subtract(self.tensor.array, rest, out=rest, casting="same_kind")
+        return Tensor(self.tensor.spec.name, rest)
 
 
 def quantized(matrix: Matrix, step: float, rounding: str, key: np.uint64) -> Sparse:
@@ -164,8 +210,9 @@ class Waterfill:
         self.spread = spread
         self.cells = sum(tensor.spec.size for tensor in tensors)
         self.share = self.cells / SAMPLE_CELLS
-        self.sources: list[Source] = spread(lambda item: Source(item[1], item[0], self.share), list(enumerate(tensors)))
-        self._choices: dict[float, list[Choice]] = {}
+        self.sources: list[Source] = spread(
+            lambda item: Source(item[1], item[0], self.share, rounding), list(enumerate(tensors))
+        )
         # the finest step whose levels still fit, and one at which nothing is left (or, rounded at random, little)
         self.finest = float(np.nextafter(np.float32(peak / (MAX_MAGNITUDE - 2)), np.float32(np.inf)))
         self.coarsest = min(2.0 * peak * (1 if rounding == "deadzone" else self.cells), LARGEST)
@@ -173,53 +220,86 @@ class Waterfill:
     def at_step(self, plan: Plan, step: float) -> bytes:
         if step < self.finest:
             raise ValueError(f"step={step:.6g} is too fine: entries of {self.peak:.6g} need at least {self.finest:.6g}")
-        self._seek_bases(step)
-        return self._encode(plan, step)
+        ways = [Way()] * len(self.sources)
+        if self.adaptive:
+            self._seek_bases(step, math.inf)
+            ways = [choice.way for choice in self._choose(step)]
+        return self._encode(plan, step, ways)
 
     def in_budget(self, plan: Plan, budget: int) -> bytes:
         """The payload with the smallest step that fits."""
         tolerance = 0.01 if self.cells <= SMALL else 0.04
-        guess = self._typical_step(budget - plan.minimum)
-        slope = -2.5
+        limits = (self.finest, self.coarsest)
+        guess, slope = self._typical_step(budget - plan.minimum), PLAIN_SLOPE
+        ways = [Way()] * len(self.sources)
 
-        def about(step: float) -> tuple[float, None]:
-            return plan.minimum + sum(choice.size for choice in self._choose(step)), None
+        def plainly(step: float) -> tuple[float, None]:
+            choices = self.spread(lambda source: source.plain(step), self.sources)
+            return plan.minimum + sum(choice.size for choice in choices), None
 
         def exactly(step: float) -> tuple[int, bytes]:
-            result = self._encode(plan, step)
+            result = self._encode(plan, step, ways)
             return len(result), result
 
         if self.adaptive:
-            guess = find_step(about, budget, self.finest, self.coarsest, guess, slope, 0.2, 3)[0]
-            self._seek_bases(guess)
-        if self.adaptive or self.cells > SAMPLE_CELLS:
-            limits = (self.finest, self.coarsest)
-            guess, slope, _ = find_step(about, budget, *limits, guess, slope, tolerance / 2, MAX_TRIALS)
-        best = find_step(exactly, budget, self.finest, self.coarsest, guess, slope, tolerance, MAX_TRIALS)[2]
+            guess = find_step(plainly, budget, *limits, guess, slope, 0.3, 2)[0]
+            self._seek_bases(guess, budget)
+        if any(source.low is not None for source in self.sources):
+            guess, slope, ways = self._decide(guess, max(budget - plan.minimum, 1))
+        elif self.cells > SAMPLE_CELLS:
+            guess, slope, _ = find_step(plainly, budget, *limits, guess, slope, tolerance / 2, MAX_TRIALS)
+        best = find_step(exactly, budget, *limits, guess, slope, tolerance, MAX_TRIALS)[2]
         return best if best is not None else plan.build({})
 
-    def _seek_bases(self, step: float) -> None:
-        if self.adaptive:
-            for source, plain in zip(
-                self.sources, self._choose(step)
-            ):  # in turn: matrix products have their own threads
-                source.seek_basis(step, self.share, plain, self.seed)
-            self._choices.clear()
+    def _seek_bases(self, step: float, budget: float) -> None:
+        self.spread(lambda source: source.seek_basis(step, self.share, budget, self.seed), self.sources)
 
     def _choose(self, step: float) -> list[Choice]:
-        if step not in self._choices:
-            self._choices = {step: self.spread(lambda source: source.choose(step, self.rounding), self.sources)}
-        return self._choices[step]
+        return self.spread(lambda source: source.choose(step), self.sources)
 
-    def _encode(self, plan: Plan, step: float) -> bytes:
-        """Everything at this step, for good."""
-        if self.adaptive:
-            choices = self._choose(step)
-        else:
-            choices = [Choice(pay.PLAIN, 0.0, 0.0)] * len(self.sources)
+    def _decide(self, step: float, budget: int) -> tuple[float, float, list[Way]]:
+        """About the step for a budget, the slope and every tensor's way there, given a step for plain coefficients.
+
+        The step comes from a model of the sizes, then from up to three codings of samples. Ways change by leaps, so
+        the budget need not be met closely; in these ways it will be.
+        """
+        models = [source.size_model(step) for source in self.sources]
+        fine, coarse = step / 32, step * 8
+        while coarse > 1.1 * fine:
+            middle = math.sqrt(fine * coarse)
+            if sum(model(middle) for model in models) > budget:
+                fine = middle
+            else:
+                coarse = middle
+        x, slope = math.log(coarse), -1.0
+        last: tuple[float, float] | None = None
+        best: tuple[float, float, list[Choice]] | None = None  # how far off, step, choices
+        for _ in range(3):
+            at = min(max(float(np.float32(math.exp(x))), self.finest), self.coarsest)
+            choices = self._choose(at)
+            here = (math.log(at), math.log(max(sum(choice.size for choice in choices), 1.0) / budget))
+            if best is None or abs(here[1]) < best[0]:
+                best = (abs(here[1]), at, choices)
+            if abs(here[1]) < CLOSE:
+                break
+            if last is not None and last[0] != here[0]:
+                slope = min((here[1] - last[1]) / (here[0] - last[0]), -0.3)
+            elif last is None:
+                slope = _slope(choices) - 0.4  # as ranks grow as well
+            last = here
+            x = here[0] + min(max(-here[1] / slope, -1.5), 1.5)
+        assert best is not None
+        return best[1], _slope(best[2]), [choice.way for choice in best[2]]
+
+    def _encode(self, plan: Plan, step: float, ways: Sequence[Way]) -> bytes:
+        """Everything at this step, each tensor in its way, for good."""
+        coded_ways = self.spread(lambda item: item[0].factored(step, item[1].rank), list(zip(self.sources, ways)))
+        choices = [
+            Choice(Way(), 0.0, 0.0) if low is None else low._replace(way=way) for low, way in zip(coded_ways, ways)
+        ]
         jobs: list[tuple[int, Tensor, Tile, np.uint64]] = []
         for source, choice in zip(self.sources, choices):
-            if choice.kind != pay.FACTORS:
+            if choice.way.kind != pay.FACTORS:
                 tensor = source.tensor if choice.factors is None else source.rest(choice.factors)
                 keys = (stream_key(self.seed, source.number << 32 | k) for k in range(len(tensor.tiles)))
                 jobs += [(source.number, tensor, tile, key) for tile, key in zip(tensor.tiles, keys)]
@@ -237,9 +317,9 @@ class Waterfill:
                 assert choice.right is not None and choice.left is not None
                 rank = choice.factors.right.shape[1]
                 body = pay.write_factors(rank, choice.right, choice.left)
-                if choice.kind == pay.FACTORS_AND_PLAIN:
+                if choice.way.kind == pay.FACTORS_AND_PLAIN:
                     body += pay.write_tiles(group)
-                sections[source.tensor.spec.name] = pay.Section(choice.kind, body)
+                sections[source.tensor.spec.name] = pay.Section(choice.way.kind, body)
             elif any(group):
                 sections[source.tensor.spec.name] = pay.Section(pay.PLAIN, pay.write_tiles(group))
         return plan.build(sections, step=step, shifts=_shifts([tile for group in tiles for tile in group]))
@@ -255,6 +335,13 @@ class Waterfill:
         order = np.argsort(-every)
         place = int(np.searchsorted(np.cumsum(np.concatenate(weights)[order]), max(budget, 1)))
         return 1.2 * float(every[order[min(place, every.size - 1)]]) or float(every.max()) or 1.0
+
+
+def _slope(choices: Sequence[Choice]) -> float:
+    """How the size falls with the step, in logarithms: that of factors by a bit an entry, twice the step."""
+    factors = sum(choice.size for choice in choices if choice.way.kind == pay.FACTORS)
+    every = sum(choice.size for choice in choices)
+    return PLAIN_SLOPE + (FACTORS_SLOPE - PLAIN_SLOPE) * factors / max(every, 1.0)
 
 
 def _shifts(tiles: Sequence[Encoded | None]) -> Array:

@@ -47,7 +47,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/codec.py --out results/codec
+	$(BIN)/fedfq bench codec --out results/codec
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

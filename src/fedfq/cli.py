@@ -17,7 +17,9 @@ import typer
 from typer.core import TyperGroup
 
 import fedfq
+from fedfq.bench import commands as bench_commands
 from fedfq.codec.errors import FedFQError, PayloadError
+from fedfq.tasks import commands as data_commands
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,6 +51,8 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(bench_commands.app, name="bench")
+app.add_typer(data_commands.app, name="data")
 
 
 def main() -> None:

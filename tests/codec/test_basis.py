@@ -1,5 +1,6 @@
 """The adaptive basis: low-rank factors where they pay, plain coefficients where they do not."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedfq import Accumulator, Codec, PayloadError, decode, encode, inspect
 from fedfq.codec import payload as pay
-from fedfq.codec.basis import LowRank, fold, max_rank, unit_columns
+from fedfq.codec.basis import LowRank, Product, fold, max_rank, unit_columns
 from fedfq.codec.quantize import stream_key
 from fedfq.metrics import nmse
 from tests.updates import draw, raw_size
@@ -35,9 +36,10 @@ def test_a_kernel_is_folded_to_the_shortest_sides(shape: tuple[int, ...], matrix
     assert view is not None
     assert sum(view.shape(shape)) <= sum(matrix)
     array = draw("normal", shape)
-    np.testing.assert_array_equal(view.tensor(view.matrix(array), shape), array)
-    rows = np.concatenate([block.reshape(-1, view.shape(shape)[1]) for block in view.split(array)])
-    np.testing.assert_array_equal(rows, view.matrix(array))
+    np.testing.assert_array_equal(view.matrix(array), array.transpose(view.order).reshape(view.shape(shape)))
+    total = np.zeros(array.size, np.float32)
+    Product(view.matrix(array), np.eye(view.shape(shape)[1], dtype=np.float32)).add_to(total, shape)
+    np.testing.assert_array_equal(total.reshape(shape), array)
 
 
 @pytest.mark.parametrize("shape", [(), (100,), (7, 1000), (1000, 7), (0, 50), (1,) * 7])
@@ -75,7 +77,10 @@ def test_a_column_of_zeros_stays_one() -> None:
 def test_low_rank_updates_take_a_fraction_of_the_bytes(shape: tuple[int, ...]) -> None:
     view = fold(shape)
     assert view is not None
-    update = {"w": np.ascontiguousarray(view.tensor(low_rank(*view.shape(shape), 6, noise=0.02), shape))}
+    total = np.zeros(math.prod(shape), np.float32)
+    matrix = low_rank(*view.shape(shape), 6, noise=0.02)
+    Product(matrix, np.eye(matrix.shape[1], dtype=np.float32)).add_to(total, shape)
+    update = {"w": total.reshape(shape)}
     adaptive = encode(update, ratio=40)
     plain = encode(update, ratio=40, basis="identity")
     assert inspect(adaptive).tensors[0].rank > 0

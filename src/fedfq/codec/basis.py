@@ -10,12 +10,14 @@ D + lambda R.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 
-from .kernels import Array, kernel
+from .kernels import LARGEST, Array, U, kernel
 from .layout import TILE_CELLS, Matrix
 from .quantize import LAMBDA, Sparse, deadzone, uniform
 
@@ -39,16 +41,72 @@ class Fold(NamedTuple):
         return math.prod(sides[: self.rows]), math.prod(sides[self.rows :])
 
     def matrix(self, array: Array) -> Array:
-        return array.transpose(self.order).reshape(self.shape(array.shape))
+        """The tensor as this matrix, copied as float32."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        result = np.empty(self.shape(array.shape), np.float32)
+        _gather_blocks(flat, _places(self, array.shape[1:]), result.reshape(-1))
+        return result
 
-    def tensor(self, matrix: Array, shape: tuple[int, ...]) -> Array:
-        return matrix.reshape([shape[d] for d in self.order]).transpose(np.argsort(self.order))
 
-    def split(self, array: Array) -> list[Array]:
-        """Views of some rows of the matrix at a time, in its order of dimensions."""
-        view = array.transpose(self.order)
-        count = max(1, BLOCK_CELLS * view.shape[0] // max(1, view.size))
-        return [view[at : at + count] for at in range(0, view.shape[0], count)]
+class Product(NamedTuple):
+    """left right^T for a tensor that `fold` sees as a matrix, made some rows at a time."""
+
+    left: Array
+    right: Array
+
+    def add_to(self, total: Array, shape: tuple[int, ...]) -> None:
+        """total += the product, kept within float32; `total` is the tensor, flat."""
+        for here, places, made in self._blocks(shape):
+            _add_blocks(total[here], places, made)
+
+    def rest(self, array: Array) -> Array:
+        """The tensor less the product, as float32."""
+        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        rest = np.empty_like(flat)
+        for here, places, made in self._blocks(array.shape):
+            _subtract_blocks(flat[here], places, made, rest[here])
+        return rest.reshape(array.shape)
+
+    def _blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array, Array]]:
+        """Pieces of the flat tensor, the places of entries in each of its blocks, and the product for them."""
+        view = fold(shape)
+        assert view is not None
+        cells, rows = math.prod(shape[1:]), self.left.shape[0] // shape[0]
+        count = max(1, BLOCK_CELLS // cells)
+        places = _places(view, shape[1:])
+        for at in range(0, shape[0], count):
+            made = self.left[at * rows : (at + count) * rows] @ self.right.T
+            yield slice(at * cells, (at + count) * cells), places, made.reshape(-1)
+
+
+@lru_cache(maxsize=64)
+def _places(view: Fold, inner: tuple[int, ...]) -> Array:
+    """The matrix of one index of the first dimension: where in the tensor's piece of that index each entry lies."""
+    block = np.arange(math.prod(inner), dtype=np.int32).reshape(1, *inner)
+    return np.ascontiguousarray(block.transpose(view.order)).reshape(-1)
+
+
+@kernel
+def _gather_blocks(flat: Array, places: Array, result: Array) -> None:
+    for start in range(0, flat.size, places.size):
+        for k in range(places.size):
+            result[U(start + k)] = flat[U(start + places[U(k)])]
+
+
+@kernel
+def _add_blocks(total: Array, places: Array, made: Array) -> None:
+    for start in range(0, made.size, places.size):
+        for k in range(places.size):
+            at = U(start + places[U(k)])
+            total[at] = min(max(np.float64(total[at]) + made[U(start + k)], -LARGEST), LARGEST)
+
+
+@kernel
+def _subtract_blocks(flat: Array, places: Array, made: Array, rest: Array) -> None:
+    for start in range(0, made.size, places.size):
+        for k in range(places.size):
+            at = U(start + places[U(k)])
+            rest[at] = flat[at] - made[U(start + k)]
 
 
 def fold(shape: tuple[int, ...]) -> Fold | None:

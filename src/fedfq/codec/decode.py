@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import payload as pay
-from .basis import fold, unit_columns
+from .basis import Product, unit_columns
 from .errors import PayloadError
-from .kernels import Array, kernel
+from .kernels import LARGEST, Array, kernel
 from .layout import Spec, specs
 from .parallel import Spread, workers
 from .quantize import LEVELS
-from .tile import LARGEST, decode_tile
+from .tile import decode_tile
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
 _WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
@@ -39,11 +39,10 @@ class _Part(NamedTuple):
         with np.errstate(over="ignore"):
             if self.right is None:
                 total += self.values * total.dtype.type(weight)
+                np.clip(total, -LARGEST, LARGEST, out=total)
             else:
                 most = LARGEST / self.right.shape[1]  # an infinite A times a V of 0 would be NaN
-                left = np.clip(self.values * np.float32(weight), -most, most)
-                _add_product(total, shape, left, self.right)
-        np.clip(total, -LARGEST, LARGEST, out=total)
+                Product(np.clip(self.values * np.float32(weight), -most, most), self.right).add_to(total, shape)
 
 
 def decode(
@@ -68,16 +67,19 @@ def decode_parsed(parsed: pay.Payload, threads: int = 1) -> dict[str, Array]:
     assert parsed.layout is not None
     with workers(threads) as spread:
         parts = _parts(parsed, parsed.layout, spread)
-    result = {}
-    for spec, tensor_parts in zip(parsed.layout, parts):
-        flat = np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype)
-        for part in tensor_parts:
-            if spec.is_float:
-                part.add_to(flat, spec.shape, 1.0)
-            else:
-                flat = part.values
-        result[spec.name] = _as_dtype(flat, spec.dtype).reshape(spec.shape)
-    return result
+        arrays = spread(lambda item: _assembled(*item), zip(parsed.layout, parts))
+    return {spec.name: array for spec, array in zip(parsed.layout, arrays)}
+
+
+def _assembled(spec: Spec, parts: list[_Part]) -> Array:
+    """The tensor that its parts make."""
+    flat = np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype)
+    for part in parts:
+        if spec.is_float:
+            part.add_to(flat, spec.shape, 1.0)
+        else:
+            flat = part.values
+    return _as_dtype(flat, spec.dtype).reshape(spec.shape)
 
 
 class Accumulator:
@@ -159,18 +161,6 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
     for part in spread(lambda decode_part: decode_part(), work):
         parts[part.tensor].append(part)
     return parts
-
-
-def _add_product(total: Array, shape: tuple[int, ...], left: Array, right: Array) -> None:
-    """total += left right^T, some rows at a time."""
-    view = fold(shape)
-    assert view is not None
-    rows = view.split(total.reshape(shape))
-    at = 0
-    for block in rows:
-        count = block.shape[0] * math.prod(block.shape[1 : view.rows])
-        block += (left[at : at + count] @ right.T).reshape(block.shape)
-        at += count
 
 
 def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:

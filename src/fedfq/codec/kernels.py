@@ -1,4 +1,4 @@
-"""What compiled code is made of: the decorator, two type names, and three instructions that numba has no name for."""
+"""What compiled code is made of: the decorator, type names, and three instructions that numba has no name for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from numba.extending import intrinsic as _intrinsic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Int = Any  # in kernels: an int to Python, an int64 once compiled
+LARGEST = float(np.finfo(np.float32).max)
 U = np.uintp  # for indices in hot loops: numba does not look whether they are negative
 
 

@@ -58,11 +58,10 @@ from .contexts import (
 )
 from .entropy import INCREMENT, LOWER_BOUND, TOTAL, rans_encode, rans_open, rans_undo, relearn
 from .errors import PayloadError
-from .kernels import Array, Int, U, kernel
+from .kernels import LARGEST, Array, Int, U, kernel
 from .layout import Tile
 from .quantize import Sparse
 
-LARGEST = float(np.finfo(np.float32).max)
 NO_SHIFTS = np.zeros(SHIFTS, np.float32)
 
 

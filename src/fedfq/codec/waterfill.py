@@ -15,14 +15,14 @@ import numpy as np
 
 from . import payload as pay
 from .allocate import find_step
-from .basis import PROBE_RANK, Factors, LowRank, affordable_rank, energy, fold
+from .basis import PROBE_RANK, Factors, LowRank, Product, affordable_rank, energy, fold
 from .contexts import SHIFTS
-from .kernels import Array
+from .kernels import LARGEST, Array
 from .layout import Matrix, Tensor, Tile
 from .parallel import Spread
 from .plan import Plan
 from .quantize import LAMBDA, MAX_MAGNITUDE, Sparse, deadzone, stochastic, stream_key
-from .tile import LARGEST, Encoded, encode_tile
+from .tile import Encoded, encode_tile
 
 SAMPLE_CELLS = 1 << 17  # the step is first sought on about this many entries
 SMALL = 1 << 21  # up to so many entries the budget is filled to 99%, beyond to 96%: trials take longer there
@@ -106,7 +106,7 @@ class Source:
         view = fold(self.tensor.spec.shape)
         if view is None:
             return
-        h = np.ascontiguousarray(view.matrix(self.tensor.array), np.float32)
+        h = view.matrix(self.tensor.array)
         if not h.any():
             return
         most = affordable_rank(h.shape[0], h.shape[1], budget)
@@ -182,11 +182,7 @@ class Source:
 
     def rest(self, factors: Factors) -> Tensor:
         """What the factors leave of the tensor."""
-        view = fold(self.tensor.spec.shape)
-        assert view is not None
-        rest = view.tensor(factors.left @ factors.right.T, self.tensor.spec.shape)
-        np.subtract(self.tensor.array, rest, out=rest, casting="same_kind")
-        return Tensor(self.tensor.spec.name, rest)
+        return Tensor(self.tensor.spec.name, Product(factors.left, factors.right).rest(self.tensor.array))
 
 
 def quantized(matrix: Matrix, step: float, rounding: str, key: np.uint64) -> Sparse:
@@ -242,7 +238,7 @@ class Waterfill:
             return len(result), result
 
         if self.adaptive:
-            guess = find_step(plainly, budget, *limits, guess, slope, 0.3, 2)[0]
+            guess = find_step(plainly, budget, *limits, guess, slope, 0.25, 4)[0]
             self._seek_bases(guess, budget)
         if any(source.low is not None for source in self.sources):
             guess, slope, ways = self._decide(guess, max(budget - plan.minimum, 1))

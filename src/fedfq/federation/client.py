@@ -1,0 +1,75 @@
+"""What a client does between two uploads: local SGD from the global model (Eqs. 2 and 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedfq.methods.method import Array, Update
+from fedfq.tasks.task import Examples, Task
+
+
+class LocalTraining(NamedTuple):
+    """How long and how a client trains: tau steps, or epochs over its own examples."""
+
+    steps: int | None
+    epochs: int | None
+    batch_size: int
+    lr: float
+
+
+def local_sgd(
+    model: nn.Module,
+    theta: Mapping[str, Array],
+    task: Task,
+    examples: Examples,
+    own: Array,
+    how: LocalTraining,
+    rng: np.random.Generator,
+) -> tuple[Update, float]:
+    """h_i = theta_i - theta_t after theta_i <- theta_i - lr * gradient, tau times; and the mean training loss.
+
+    `model` is a network to work in, whatever its weights are; `own` are the client's examples.
+    """
+    load(model, theta)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=how.lr)
+    losses = []
+    for indices in batches(own, how, rng):
+        x, y = task.prepare(*examples.take(indices), rng)
+        optimizer.zero_grad(set_to_none=True)
+        loss = functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {name: value - theta[name] for name, value in state(model).items()}, float(np.mean(losses))
+
+
+def batches(own: Array, how: LocalTraining, rng: np.random.Generator) -> Iterator[Array]:
+    """Indices batch by batch: the client's examples in random order, again and again; a rest is the last batch."""
+    size = min(how.batch_size, len(own))
+    steps = how.steps if how.steps is not None else (how.epochs or 0) * -(-len(own) // size)
+    while steps > 0:
+        order = rng.permutation(own)
+        for start in range(0, len(own), size):
+            if steps > 0:
+                yield order[start : start + size]
+                steps -= 1
+
+
+def state(model: nn.Module) -> dict[str, Array]:
+    """The model's tensors as numpy arrays that share its memory."""
+    return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+
+
+def load(model: nn.Module, theta: Mapping[str, Array]) -> None:
+    """Copy theta into the model."""
+    own = model.state_dict()
+    with torch.no_grad():
+        for name, value in theta.items():
+            own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))

@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 import fedfq
 from fedfq.bench import commands as bench_commands
 from fedfq.codec.errors import FedFQError, PayloadError
+from fedfq.federation import commands as federation_commands
 from fedfq.tasks import commands as data_commands
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Commands(TyperGroup):
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(federation_commands.run)
+app.command()(federation_commands.compare)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(data_commands.app, name="data")
 

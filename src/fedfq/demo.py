@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedfq import BudgetError, Codec, decode
 from fedfq.metrics import nmse
+from fedfq.tasks.models import digits_cnn
 
 RATIOS = (32, 64, 128)
 SHARED, CLIENT = 200, 800  # images of the common training and of the client; the rest of the 1,797 are for testing
@@ -68,7 +69,7 @@ def train(shared_steps: int = 200, local_steps: int = 100, seed: int = 0) -> Cli
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         shared, own, test = _data()
-        model = _network()
+        model = digits_cnn()
         _train(model, shared, shared_steps)
         theta, before = _state(model), _accuracy(model, test)
         _train(model, own, local_steps)
@@ -105,15 +106,6 @@ def _data() -> tuple[Digits, Digits, Digits]:
     cuts = (slice(SHARED), slice(SHARED, SHARED + CLIENT), slice(SHARED + CLIENT, None))
     shared, client, test = (Digits(images[cut], labels[cut]) for cut in cuts)
     return shared, client, test
-
-
-def _network() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(32 * 4 * 4, 128), nn.ReLU()),
-        nn.Linear(128, 10),
-    )
 
 
 def _train(model: nn.Module, data: Digits, steps: int) -> None:

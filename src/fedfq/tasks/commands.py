@@ -1,0 +1,139 @@
+"""`fedfq data`: fetch a data set, and show who would hold what of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedfq import tasks
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.table import Table
+
+    from fedfq.tasks.task import Task
+
+    Array = np.ndarray[Any, np.dtype[Any]]
+
+SHOWN = 20  # clients
+WIDTH = 50  # characters of a bar
+BINS = 12  # rows of the histogram
+COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green", "bright_blue", "white")
+
+app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and show who holds what.")
+
+DataDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Instead of $FEDFQ_DATA, or fedfq in the user's cache.")
+]
+
+
+@app.command()
+def fetch(
+    name: Annotated[str, typer.Argument(metavar="cifar10|shakespeare")],
+    source: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="PATH", help="A file or folder instead of a download."),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Put a data set into the cache.
+
+    cifar10 is taken from cifar-10-python.tar.gz, its folder cifar-10-batches-py, or an .npz file with x_train, y_train,
+    x_test and y_test; shakespeare from Project Gutenberg's text of 1994, as .txt, .zip or .xz.
+    """
+    from fedfq.tasks import store
+
+    if source is None and name in store.SOURCES and not (store.cache(data_dir) / name).exists():
+        typer.echo(f"downloading {store.SOURCES[name].url} ...", err=True)
+    typer.echo(store.fetch(name, source, data_dir))
+
+
+@app.command()
+def show(
+    task: Annotated[str, typer.Argument(metavar="TASK", help=f"One of {', '.join(tasks.TASKS)}.")],
+    split: Annotated[
+        str | None, typer.Option(help="iid, one-class, shards:K, dirichlet:ALPHA or natural. Default: the task's.")
+    ] = None,
+    clients: Annotated[int | None, typer.Option(help="Default: the task's.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
+    data_dir: DataDir = None,
+) -> None:
+    """Draw who holds what: the classes of each client, or for text how much each one has."""
+    import numpy as np
+    from rich.console import Console
+
+    chosen = _get(task)
+    spec = split or chosen.defaults.split
+    data = chosen.load(data_dir)
+    parts = tasks.split(spec, data, chosen.defaults.clients if clients is None else clients, seed)
+    sizes = np.array([len(part) for part in parts])
+    labels = np.asarray(data.train.labels)
+    counts = np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
+    # As wide as the terminal, and as wide as needed in a file.
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False)
+    console.print(f"{chosen.name}, {spec}, {len(parts):,} clients, seed {seed}\n")
+    console.print(_by_class(counts) if counts.shape[1] <= len(COLOURS) else _by_size(sizes))
+    console.print()
+    console.print(f"samples per client  {_spread(sizes)}; {sizes.sum():,} in all")
+    console.print(f"classes per client  {_spread((counts > 0).sum(1))}")
+
+
+def _get(name: str) -> Task:
+    try:
+        return tasks.get(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("torch", "sklearn"):
+            raise
+        raise ValueError("a task needs PyTorch and scikit-learn: pip install fedfq[sim]") from None
+
+
+def _spread(numbers: Array) -> str:
+    import numpy as np
+
+    return f"min {numbers.min():,}, median {np.median(numbers):,.0f}, max {numbers.max():,}"
+
+
+def _by_class(counts: Array) -> Table:
+    """A stacked bar for each client, as long as it has samples; for some clients, evenly spaced, if there are many."""
+    import numpy as np
+    from rich.text import Text
+
+    table = _table("client", "samples", "classes")
+    shown = np.unique(np.linspace(0, len(counts) - 1, SHOWN).round().astype(int))
+    scale = WIDTH / counts.sum(1).max()
+    for client in shown:
+        # Cut points are rounded, not lengths: so the whole bar has the right length.
+        cuts = np.rint(np.cumsum(counts[client]) * scale).astype(int)
+        pieces = zip(range(len(cuts)), np.diff(cuts, prepend=0))
+        bar = Text.assemble(*((str(label) * length, COLOURS[label]) for label, length in pieces))
+        table.add_row(str(client), f"{counts[client].sum():,}", bar)
+    return table
+
+
+def _by_size(sizes: Array) -> Table:
+    """How many clients have how many samples, in bins that double."""
+    import numpy as np
+    from rich.text import Text
+
+    top = int(sizes.max()).bit_length()
+    edges = [0] + [2**power for power in range(max(0, top - BINS + 1), top + 1)]
+    table = _table("samples", "clients", "")
+    frequencies, _ = np.histogram(sizes, edges)
+    for low, high, frequency in zip(edges, edges[1:], frequencies):
+        bar = Text("█" * round(WIDTH * frequency / frequencies.max()), COLOURS[3])
+        table.add_row(f"{low:,} to {high - 1:,}", f"{frequency:,}", bar)
+    return table
+
+
+def _table(*headers: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
+    for header in headers[:-1]:
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column(headers[-1], no_wrap=True)
+    return table

@@ -1,0 +1,140 @@
+"""Data sets on disk: fetched once, checked, and kept as `.npy` files that all processes share in memory.
+
+The cache is `$FEDFQ_DATA`, or `fedfq` in `$XDG_CACHE_HOME` or `~/.cache`. A data set is a folder there. The folder is
+filled under another name and renamed when it is complete: if it is there, it is whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfq.codec.errors import FedFQError
+from fedfq.tasks import cifar10_files, nearest, shakespeare_text
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+TIMEOUT = 30  # seconds without an answer
+CHUNK = 1 << 20
+MIB = 1 << 20
+
+
+class DataMissing(FedFQError):
+    """A data set is not in the cache. The message says which command fetches it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from, and how its files become arrays.
+
+    `read` checks all that it reads, and raises `ValueError` if it is not the data set. `summary` says what is in it.
+    """
+
+    url: str
+    md5: str | None
+    max_bytes: int
+    read: Callable[[Path], Mapping[str, Array]]
+    summary: Callable[[Mapping[str, Array]], str]
+
+
+SOURCES = {
+    "cifar10": Source(
+        url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        md5="c58f30108f718f92721af3b95e74349a",
+        max_bytes=200 * MIB,
+        read=cifar10_files.read,
+        summary=cifar10_files.summary,
+    ),
+    "shakespeare": Source(
+        url="https://www.gutenberg.org/files/100/old/1994-01-100.zip",
+        md5=None,  # none is published; what is in it is checked
+        max_bytes=shakespeare_text.MAX_BYTES,
+        read=shakespeare_text.read,
+        summary=shakespeare_text.summary,
+    ),
+}
+
+
+def cache(data_dir: Path | None = None) -> Path:
+    """The folder that holds the data sets."""
+    if data_dir is not None:
+        return data_dir
+    if chosen := os.environ.get("FEDFQ_DATA"):
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedfq"
+
+
+def fetch(name: str, source: Path | None = None, data_dir: Path | None = None) -> str:
+    """Put a data set into the cache, from a file or folder or else from its official address. Returns what happened."""
+    if name not in SOURCES:
+        valid = list(SOURCES)
+        raise ValueError(f"unknown data set {name!r}{nearest(name, valid)}; the data sets are {', '.join(valid)}")
+    target = cache(data_dir) / name
+    if target.exists():
+        return f"{name} is in {target} already"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    origin = SOURCES[name]
+    # On the same disk as the target: a rename across disks would be a copy, which can stop half-way.
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=target.parent) as work:
+        path = _download(name, origin, Path(work)) if source is None else source
+        arrays = origin.read(path)
+        _place(arrays, Path(work) / name, target)
+    return f"{name}: {origin.summary(arrays)}, in {target}"
+
+
+def load(name: str, arrays: Sequence[str], data_dir: Path | None = None) -> list[Array]:
+    """Arrays of a data set by their names, mapped from disk and read-only."""
+    folder = cache(data_dir) / name
+    if not folder.is_dir():
+        option = f" --data-dir {data_dir}" if data_dir is not None else ""
+        raise DataMissing(f"{name} is not in {folder.parent}: fedfq data fetch {name}{option} (or with --from PATH)")
+    try:
+        # As plain arrays: numpy's memmap does some book-keeping at every index.
+        return [np.asarray(np.load(folder / f"{array}.npy", mmap_mode="r")) for array in arrays]
+    except (FileNotFoundError, ValueError, EOFError) as error:
+        raise DataMissing(f"{folder} is damaged ({error}): delete it, then fedfq data fetch {name}") from error
+
+
+def _place(arrays: Mapping[str, Array], work: Path, target: Path) -> None:
+    work.mkdir()
+    for name, array in arrays.items():
+        with open(work / f"{name}.npy", "wb") as file:
+            np.save(file, array, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
+    try:
+        work.rename(target)
+    except OSError:
+        if not target.is_dir():  # else somebody else fetched the same meanwhile, which is as good
+            raise
+
+
+def _download(name: str, origin: Source, folder: Path) -> Path:
+    path = folder / origin.url.rpartition("/")[2]
+    digest = hashlib.md5(usedforsecurity=False)
+    size = 0
+    try:
+        with urllib.request.urlopen(origin.url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
+            while chunk := answer.read(CHUNK):
+                size += len(chunk)
+                if size > origin.max_bytes:
+                    raise ValueError(f"{origin.url} sends more than the {origin.max_bytes:,} bytes expected of {name}")
+                digest.update(chunk)
+                file.write(chunk)
+    except (OSError, HTTPException) as error:
+        reason = getattr(error, "reason", None) or error
+        raise DataMissing(
+            f"{origin.url} cannot be downloaded ({reason}); get it elsewhere, then fedfq data fetch {name} --from PATH"
+        ) from error
+    if origin.md5 and digest.hexdigest() != origin.md5:
+        raise ValueError(f"{origin.url} sent something else than {name}: its MD5 is not {origin.md5}")
+    return path

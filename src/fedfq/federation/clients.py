@@ -1,0 +1,204 @@
+"""The clients of a federation, simulated: in this process or several, with the same result.
+
+Every client trains in one thread and draws its random numbers from (seed, round, client), so nothing depends on which
+process it runs in, nor when. The global model lies in memory that the processes share.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from ctypes import c_char
+from multiprocessing.sharedctypes import RawArray
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fedfq import tasks
+from fedfq.codec.errors import BudgetError
+from fedfq.federation.client import LocalTraining, load, local_sgd, state
+from fedfq.federation.config import Config
+from fedfq.federation.memory import Memories
+from fedfq.methods import Order, State
+from fedfq.methods.method import Array
+from fedfq.tasks.task import evaluate
+
+TRAINING, SAMPLING, ENCODING = 1, 2, 3  # what random numbers are drawn for
+TEST_CHUNK = 1000  # test examples that one process evaluates at a time
+
+
+def random(config: Config, *numbers: int) -> np.random.Generator:
+    """Independent random numbers for every purpose, round and client."""
+    return np.random.default_rng([config.seed, *numbers])
+
+
+class Job(NamedTuple):
+    """One client's work in one round."""
+
+    round: int
+    client: int
+    lr: float
+    announcement: bytes
+    memory: int | None  # the round in which its memory was written
+
+
+class Answer(NamedTuple):
+    """What came of it. `refused` says why there is no update, if there is none."""
+
+    client: int
+    samples: int
+    payload: bytes | None
+    claimed_bits: float
+    loss: float
+    has_memory: bool
+    refused: str | None
+    train_s: float
+    encode_s: float
+
+
+class Worker:
+    """All that a process needs to play any client."""
+
+    def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, shared: Any) -> None:
+        self.config = config
+        self.task = tasks.get(config.task)
+        self.data = self.task.load(data_dir)
+        self.shards = tasks.split(config.split, self.data, config.clients, config.seed)
+        self.model = self.task.model(config.seed)
+        self.method = config.make_method()
+        self.memories = Memories(memory_folder)
+        self.theta = views(shared, state(self.model))
+
+    def train(self, job: Job) -> Answer:
+        own = self.shards[job.client]
+        how = LocalTraining(self.config.local_steps, self.config.local_epochs, self.config.batch_size, job.lr)
+        rng = random(self.config, TRAINING, job.round, job.client)
+        start = time.perf_counter()
+        update, loss = local_sgd(self.model, self.theta, self.task, self.data.train, own, how, rng)
+        trained = time.perf_counter()
+        seed = int(random(self.config, ENCODING, job.round, job.client).integers(2**62))
+        order = Order(job.round, job.client, seed, job.announcement)
+        payload, claimed, refused = None, 0.0, None
+        memory: State = {}
+        try:
+            payload, claimed, memory = self.method.encode(update, self.memories.read(job.client, job.memory), order)
+        except BudgetError:
+            raise  # no client could ever send anything
+        except ValueError as error:  # the training diverged
+            refused = str(error)
+        self.memories.write(job.client, job.round, memory)
+        encoded = time.perf_counter()
+        times = (trained - start, encoded - trained)
+        return Answer(job.client, len(own), payload, claimed, loss, bool(memory), refused, *times)
+
+    def evaluate(self, start: int) -> tuple[float, float, int]:
+        """Right answers and summed loss on one chunk of the test examples."""
+        load(self.model, self.theta)
+        chunk = _Chunk(self.data.test, start)
+        accuracy, loss = evaluate(self.model, self.task, chunk, TEST_CHUNK)
+        return accuracy * len(chunk), loss * len(chunk), len(chunk)
+
+
+class _Chunk:
+    """Some of the test examples."""
+
+    def __init__(self, examples: Any, start: int) -> None:
+        self.examples = examples
+        self.indices = np.arange(start, min(start + TEST_CHUNK, len(examples)))
+        self.labels = examples.labels[self.indices]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def take(self, indices: Array) -> tuple[Array, Array]:
+        return self.examples.take(self.indices[indices])
+
+
+class Clients:
+    """Workers, one or several; a context manager, as processes must be ended."""
+
+    def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, workers: int) -> None:
+        self.config = config
+        task = tasks.get(config.task)
+        self.initial = {name: value.copy() for name, value in state(task.model(config.seed)).items()}
+        shared = RawArray(c_char, sum(value.nbytes for value in self.initial.values()))
+        self.theta = views(shared, self.initial)
+        self.worker = Worker(config, data_dir, memory_folder, shared)
+        self._pool: ProcessPoolExecutor | None = None
+        self._threads = torch.get_num_threads()
+        if workers > 1:
+            context = multiprocessing.get_context("spawn")
+            arguments = (config, data_dir, memory_folder, shared)
+            self._pool = ProcessPoolExecutor(workers, context, _start, arguments)
+
+    def __enter__(self) -> Clients:
+        torch.set_num_threads(1)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        torch.set_num_threads(self._threads)
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def publish(self, theta: Mapping[str, Array]) -> None:
+        """What every client trains from."""
+        for name, value in theta.items():
+            self.theta[name][...] = value
+
+    def train(self, jobs: list[Job]) -> Iterator[Answer]:
+        """The answers, in the order of the jobs."""
+        return map(self.worker.train, jobs) if self._pool is None else self._pool.map(_train, jobs)
+
+    def evaluate(self) -> tuple[float, float]:
+        """Accuracy and mean loss of the published model on the test examples."""
+        starts = range(0, len(self.worker.data.test), TEST_CHUNK)
+        parts = map(self.worker.evaluate, starts) if self._pool is None else self._pool.map(_evaluate, starts)
+        right, loss, count = (sum(values) for values in zip(*parts))
+        return right / count, loss / count
+
+
+def views(shared: Any, like: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays with the shapes of `like` in one piece of memory."""
+    result, at = {}, 0
+    for name, value in like.items():
+        result[name] = np.frombuffer(shared, value.dtype, value.size, at).reshape(value.shape)
+        at += value.nbytes
+    return result
+
+
+# In the processes of the pool
+
+_worker: Worker
+
+
+def _start(config: Config, data_dir: Path | None, memory_folder: Path, shared: Any) -> None:
+    global _worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    torch.set_num_threads(1)
+    _worker = Worker(config, data_dir, memory_folder, shared)
+
+
+def _end_with(parent: int) -> None:
+    """A killed parent cannot tell its workers to stop."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def _train(job: Job) -> Answer:
+    return _worker.train(job)
+
+
+def _evaluate(start: int) -> tuple[float, float, int]:
+    return _worker.evaluate(start)

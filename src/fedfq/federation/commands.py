@@ -1,0 +1,255 @@
+"""`fedfq run` and `fedfq compare`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fedfq.federation.config import Config
+
+OptionalInt = int | None
+OptionalFloat = float | None
+
+# What both commands take. Whatever is not given is the task's default.
+Task = Annotated[str | None, typer.Option(help="What is trained; `fedfq data show TASK` draws its data.")]
+Split = Annotated[str | None, typer.Option(help="Who holds what: iid, one-class, shards:2, dirichlet:0.3 or natural.")]
+Rounds = Annotated[OptionalInt, typer.Option(help="Rounds of the federation.")]
+NumberOfClients = Annotated[OptionalInt, typer.Option(help="Clients there are.")]
+PerRound = Annotated[OptionalInt, typer.Option(help="Clients that train in a round.")]
+LocalSteps = Annotated[OptionalInt, typer.Option(help="Steps of SGD of a client in a round.")]
+LocalEpochs = Annotated[OptionalInt, typer.Option(help="Epochs instead of steps.")]
+BatchSize = Annotated[OptionalInt, typer.Option(help="Examples in a step.")]
+Rate = Annotated[OptionalFloat, typer.Option(help="Learning rate of the first round.")]
+RateDecay = Annotated[OptionalFloat, typer.Option(help="Factor of the learning rate, every round.")]
+Weighting = Annotated[str | None, typer.Option(help="Clients count by their 'samples', or alike ('mean').")]
+Seed = Annotated[OptionalInt, typer.Option(help="Of everything that is random.")]
+EvalEvery = Annotated[OptionalInt, typer.Option(help="Rounds between two evaluations.")]
+CheckpointEvery = Annotated[OptionalInt, typer.Option(help="Rounds between two checkpoints.")]
+Workers = Annotated[OptionalInt, typer.Option(help="Processes that train clients (default: one a core).")]
+DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")]
+
+NOT_RESULTS = ("workers", "data_dir", "out", "resume", "config")  # what a run's result does not depend on
+
+
+def run(
+    task: Task = None,
+    split: Split = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="How updates travel: a name of `fedfq methods`, as in fedfq or fedfq@256:gain=true."),
+    ] = None,
+    ratio: Annotated[OptionalFloat, typer.Option(help="float32 bytes / payload bytes, at least.")] = None,
+    rounds: Rounds = None,
+    clients: NumberOfClients = None,
+    per_round: PerRound = None,
+    local_steps: LocalSteps = None,
+    local_epochs: LocalEpochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    lr_decay: RateDecay = None,
+    weighting: Weighting = None,
+    seed: Seed = None,
+    error_feedback: Annotated[
+        bool | None, typer.Option("--error-feedback/--no-error-feedback", help="Send later what was left out.")
+    ] = None,
+    gain: Annotated[bool | None, typer.Option("--gain/--no-gain", help="Scale up what shrank on the way.")] = None,
+    basis: Annotated[str | None, typer.Option(help="adaptive or identity.")] = None,
+    eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: runs/TASK-METHOD-SEED).")] = None,
+    resume: Resume = False,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE.toml", help="The same options from a file; those given here win.")
+    ] = None,
+) -> None:
+    """Train a federation: clients train, updates are compressed, the server averages.
+
+    A run can be killed at any moment and goes on with --resume; its result is the same.
+    """
+    settings, where = _settings(locals())
+    from fedfq.federation.loop import run as run_federation
+    from fedfq.report.runs import read_run, summary_rows
+
+    configuration, folder = _resumed(settings, where) if where["resume"] else _new(settings, where)
+    with _progress(configuration.rounds) as bar:
+        run_federation(
+            *(configuration, folder), resume=where["resume"], **_machine(where), watch=bar(configuration.label)
+        )
+    row = summary_rows([read_run(folder)], None)[0]
+    typer.echo(", ".join(f"{name} {value}" for name, value in row.items() if value is not None))
+    typer.echo(f"{folder}")
+
+
+def compare(
+    methods: Annotated[str, typer.Option(help="Methods, with commas between: fedavg,fedfq@64,fedfq@256:gain=true.")],
+    out: Annotated[Path, typer.Option(help="Folder for one run a method, and report.html.")],
+    task: Task = None,
+    split: Split = None,
+    rounds: Rounds = None,
+    clients: NumberOfClients = None,
+    per_round: PerRound = None,
+    local_steps: LocalSteps = None,
+    local_epochs: LocalEpochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    lr_decay: RateDecay = None,
+    weighting: Weighting = None,
+    seed: Seed = None,
+    eval_every: EvalEvery = None,
+    checkpoint_every: CheckpointEvery = None,
+    target: Annotated[OptionalFloat, typer.Option(help="Show the uplink bytes to this accuracy, as 0.6.")] = None,
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    resume: Resume = False,
+) -> None:
+    """Run several methods on the same model, clients and batches, and compare what they cost and reach."""
+    given = locals()
+    settings, where = _settings({name: given[name] for name in given if name not in ("methods", "target")})
+    compared(methods.split(","), settings, where, target)
+
+
+def compared(specs: list[str], settings: dict[str, Any], where: dict[str, Any], target: float | None) -> None:
+    """One run after the other, into folders named after their methods; the table grows as they finish."""
+    from fedfq.federation.config import Config
+    from fedfq.federation.folder import Folder
+    from fedfq.federation.loop import run as run_federation
+    from fedfq.report.page import write_report
+    from fedfq.report.runs import read_run, summary_rows
+
+    if target is not None and not 0 < target < 1:
+        raise ValueError(f"--target is an accuracy between 0 and 1, got {target}")
+    configurations = [Config.make(method=spec, **settings) for spec in specs]
+    labels = [configuration.label for configuration in configurations]
+    if len(set(labels)) < len(labels):
+        raise ValueError("a method is listed twice")
+    out: Path = where["out"]
+    folders = [out / label.replace(":", "-") for label in labels]
+    for configuration, folder in zip(configurations, folders):  # all of them, before the first one runs
+        if Folder(folder).holds_run:
+            if not where["resume"]:
+                raise ValueError(f"{folder}: already holds a run (--resume continues it)")
+            if Folder(folder).config() != configuration:
+                raise ValueError(f"{folder}: holds a run with another configuration")
+    for number, (configuration, folder) in enumerate(zip(configurations, folders), 1):
+        again = Folder(folder).holds_run
+        with _progress(configuration.rounds) as bar:
+            run_federation(configuration, folder, resume=again, **_machine(where), watch=bar(configuration.label))
+        show_table(summary_rows([read_run(done) for done in folders[:number]], target))
+    typer.echo(f"{write_report([out], out / 'report.html', target)}")
+
+
+def _settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the result depends on, and the rest, from a TOML file and the command line, which wins."""
+    from fedfq.federation.config import read_toml, refuse_unknown
+
+    known = list(given)
+    given = {name: value for name, value in given.items() if value is not None}
+    if (path := given.get("config")) is not None:
+        found = read_toml(path)
+        refuse_unknown(found, [name for name in known if name not in ("config", "resume")], str(path))
+        for name in ("out", "data_dir"):
+            if name in found:
+                found[name] = Path(found[name])
+        given = found | given
+    where = {name: given.pop(name, None) for name in NOT_RESULTS}
+    options = {name: given.pop(name) for name in ("ratio", "error_feedback", "gain", "basis") if name in given}
+    return given | ({"options": options} if options else {}), where
+
+
+def _new(settings: dict[str, Any], where: dict[str, Any]) -> tuple[Config, Path]:
+    from fedfq.federation.config import Config
+
+    config = Config.make(**settings)
+    name = f"{config.task}-{config.label}-{config.seed}".replace(":", "-")
+    return config, where["out"] or Path("runs") / name
+
+
+def _resumed(settings: dict[str, Any], where: dict[str, Any]) -> tuple[Config, Path]:
+    """The run in OUT. Options that would make it another one are refused."""
+    from fedfq.federation.config import Config
+    from fedfq.federation.folder import Folder
+
+    if where["out"] is None:
+        raise ValueError("--resume needs --out, the folder of the run")
+    found = Folder(where["out"]).config()
+    if settings and Config.make(**settings) != found:
+        raise ValueError(f"{where['out']}: holds a run with another configuration; --resume needs no other options")
+    return found, where["out"]
+
+
+def _machine(where: dict[str, Any]) -> dict[str, Any]:
+    workers = where["workers"] if where["workers"] is not None else os.cpu_count() or 1
+    if workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers}")
+    return {"workers": workers, "data_dir": where["data_dir"]}
+
+
+@contextmanager
+def _progress(rounds: int) -> Iterator[Callable[[str], Any]]:
+    """A bar on a terminal, else a line an evaluated round. Yields what makes a watcher, given the run's name."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        *(BarColumn(), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[status]}")),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+    def watcher(label: str) -> Any:
+        number = bar.add_task(label, total=rounds, status="")
+        sums = {"uplink": 0, "raw": 0}
+        accuracy = ""
+
+        def watch(line: dict[str, Any], times: dict[str, float]) -> None:
+            nonlocal accuracy
+            sums["uplink"] += line["uplink_bytes"]
+            sums["raw"] += line["downlink_bytes"]
+            if line["accuracy"] is not None:
+                accuracy = f"{line['accuracy']:.1%}"
+            ratio = sums["raw"] / max(sums["uplink"], 1)
+            status = f"{accuracy}  {sums['uplink'] / 1e6:,.2f} MB up ({ratio:,.0f}x)"
+            bar.update(number, completed=line["round"], status=status)
+            if not console.is_terminal and line["accuracy"] is not None:
+                typer.echo(f"{label}: round {line['round']}/{rounds}  {status}", err=True)
+
+        return watch
+
+    with bar:
+        yield watcher
+
+
+def show_table(rows: list[dict[str, Any]]) -> None:
+    """Rows of the summary as a table."""
+    import sys
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE, show_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == next(iter(rows[0])) else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,121 @@
+"""All that a run's result depends on, in one place: what `run.json` holds and a TOML file may say."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from fedfq import methods, tasks
+
+METHOD_OPTIONS = "options"
+
+
+@dataclass(frozen=True)
+class Config:
+    """n = `clients`, |W| = `per_round`, tau = `local_steps` (or `local_epochs`), eta = `lr` * `lr_decay`^t."""
+
+    task: str
+    method: str
+    split: str
+    rounds: int
+    clients: int
+    per_round: int
+    local_steps: int | None
+    local_epochs: int | None
+    batch_size: int
+    lr: float
+    lr_decay: float
+    weighting: Literal["samples", "mean"] = "samples"
+    seed: int = 0
+    eval_every: int = 1
+    checkpoint_every: int = 10
+    options: dict[str, Any] = field(default_factory=dict)  # of the method
+
+    @staticmethod
+    def make(**given: Any) -> Config:
+        """A configuration from what was given; the task's defaults for the rest. None means not given."""
+        given = {name: value for name, value in given.items() if value is not None}
+        task = tasks.get(given.pop("task", "digits"))
+        name, options = methods.parse(given.pop("method", "fedfq"))
+        options |= given.pop(METHOD_OPTIONS, {})
+        if "local_steps" in given and "local_epochs" in given:
+            raise ValueError("give local_steps or local_epochs, not both")
+        values = asdict(task.defaults) | {"local_epochs": None}
+        if "local_epochs" in given:
+            values["local_steps"] = None
+        config = Config(task=task.name, method=name, **{**values, **given}, options=options)
+        config.check()
+        return config
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is loaded."""
+        for name in ("rounds", "clients", "per_round", "batch_size", "eval_every", "checkpoint_every"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("local_steps", "local_epochs"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
+        _at_least("seed", self.seed, 0)
+        for name in ("lr", "lr_decay"):
+            value = getattr(self, name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not (math.isfinite(value) and value > 0)
+            ):
+                raise ValueError(f"{name} must be a positive number, got {value!r}")
+        if self.per_round > self.clients:
+            raise ValueError(f"per_round = {self.per_round} is more than there are clients ({self.clients})")
+        if self.weighting not in ("samples", "mean"):
+            raise ValueError(f"weighting must be 'samples' or 'mean', got {self.weighting!r}")
+        self.make_method()
+
+    def make_method(self) -> methods.Method:
+        return methods.make(self.method, **self.options)
+
+    @property
+    def label(self) -> str:
+        """The method and its options in short, as `methods.parse` reads them."""
+        rest = dict(self.options)
+        ratio = f"@{rest.pop('ratio'):g}" if "ratio" in rest else ""
+        return self.method + ratio + "".join(f":{name}={_text(value)}" for name, value in rest.items())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The keys of a TOML file: those of `fedfq run`, with dashes or underscores."""
+    try:
+        with open(path, "rb") as file:
+            found = tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: {error}") from None
+    return {key.replace("-", "_"): value for key, value in found.items()}
+
+
+def refuse_unknown(keys: Mapping[str, Any], known: list[str], where: str) -> None:
+    """Name the first key that is not known, and the nearest one that is."""
+    for key in keys:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(known)}"
+            raise ValueError(f"{where}: unknown key {key!r}{hint}")
+
+
+def from_json(found: Mapping[str, Any]) -> Config:
+    """The configuration in a `run.json`."""
+    refuse_unknown(found, [f.name for f in fields(Config)], "run.json")
+    config = Config(**found)
+    config.check()
+    return config
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}"

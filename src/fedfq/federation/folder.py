@@ -1,0 +1,141 @@
+"""A run's folder: configuration, the ledger, timings, the model, and the checkpoint to go on from.
+
+    run.json            configuration, versions, hardware
+    rounds.jsonl        a line a round; depends on the configuration alone
+    timings.jsonl       a line a round: seconds
+    model.safetensors   the final model
+    sample.fedfq        the last payload that was accepted, for a look at its tensors
+    checkpoint/         the state after some round: state.json names the files that belong to it
+
+A checkpoint's files have the round in their names and `state.json` is replaced last: at any moment there is one whole
+checkpoint, or none. Lines that were written after it are cut off before a run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+import fedfq
+from fedfq.federation.config import Config, from_json
+from fedfq.federation.memory import Memories
+from fedfq.files import read_tensors, write_bytes, write_tensors
+from fedfq.methods import State
+from fedfq.methods.method import Array
+
+LEDGERS = ("rounds.jsonl", "timings.jsonl")
+
+
+class Checkpoint(NamedTuple):
+    """The state after a round."""
+
+    round: int
+    theta: dict[str, Array]
+    server: State
+    memories: dict[int, int]  # the round of each client's memory
+
+
+class Folder:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoint = path / "checkpoint"
+        self.memories = Memories(self.checkpoint / "memory")
+
+    # Beginning
+
+    def begin(self, config: Config) -> None:
+        """Make the folder; one that holds anything already is refused."""
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            what = "already holds a run (--resume continues it)" if self.holds_run else "is not empty"
+            raise ValueError(f"{self.path}: {what}")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_bytes(self.path / "run.json", json.dumps({"config": asdict(config), **environment()}, indent=1).encode())
+
+    @property
+    def holds_run(self) -> bool:
+        return (self.path / "run.json").is_file()
+
+    def config(self) -> Config:
+        """The configuration of the run that is here."""
+        if not self.holds_run:
+            raise ValueError(f"{self.path}: no run there to resume (no run.json)")
+        try:
+            return from_json(json.loads((self.path / "run.json").read_bytes())["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path / 'run.json'}: {error}") from None
+
+    # The ledger
+
+    def append(self, round_: Mapping[str, Any], timing: Mapping[str, Any]) -> None:
+        for name, line in zip(LEDGERS, (round_, timing)):
+            with open(self.path / name, "a") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def rounds(self) -> list[dict[str, Any]]:
+        path = self.path / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    # Checkpoints
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint; the one before is deleted once this one counts."""
+        self.checkpoint.mkdir(parents=True, exist_ok=True)
+        write_tensors(self._file("model", checkpoint.round), checkpoint.theta)
+        write_tensors(self._file("server", checkpoint.round), checkpoint.server)
+        described = {
+            "round": checkpoint.round,
+            "memories": {str(client): round_ for client, round_ in checkpoint.memories.items()},
+            "sizes": {name: (self.path / name).stat().st_size for name in LEDGERS},
+        }
+        write_bytes(self.checkpoint / "state.json", json.dumps(described).encode())
+        for path in self.checkpoint.glob("*.safetensors"):
+            if path not in (self._file("model", checkpoint.round), self._file("server", checkpoint.round)):
+                path.unlink()
+        self.memories.keep_only(checkpoint.memories)
+
+    def restore(self) -> Checkpoint | None:
+        """The last checkpoint, with everything that was written later cut off; None if there was none yet."""
+        path = self.checkpoint / "state.json"
+        if not path.exists():
+            for name in LEDGERS:
+                (self.path / name).unlink(missing_ok=True)
+            shutil.rmtree(self.checkpoint, ignore_errors=True)
+            return None
+        described = json.loads(path.read_bytes())
+        for name, size in described["sizes"].items():
+            os.truncate(self.path / name, size)
+        memories = {int(client): round_ for client, round_ in described["memories"].items()}
+        self.memories.keep_only(memories)
+        theta = read_tensors(self._file("model", described["round"]))
+        server = read_tensors(self._file("server", described["round"]))
+        return Checkpoint(described["round"], dict(theta), dict(server), memories)
+
+    def _file(self, what: str, round_: int) -> Path:
+        return self.checkpoint / f"{what}-{round_:06d}.safetensors"
+
+    # The end
+
+    def finish(self, theta: Mapping[str, Array], sample: bytes | None) -> None:
+        if sample is not None:
+            write_bytes(self.path / "sample.fedfq", sample)
+        write_tensors(self.path / "model.safetensors", theta)
+
+
+def environment() -> dict[str, Any]:
+    """Versions and hardware."""
+    return {
+        "fedfq": fedfq.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+    }

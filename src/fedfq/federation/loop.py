@@ -1,0 +1,157 @@
+"""The FedAvg loop (Eqs. 1-4), with any method between the clients and the server.
+
+for every round t:
+    W <- |W| of n clients, at random
+    every client i in W:   theta_i <- theta_t, then tau times theta_i - eta_t * gradient    (Eq. 2)
+                           h_i = theta_i - theta_t, sent as method.encode(h_i)              (Eq. 3)
+    theta_{t+1} = theta_t + mean of what the server decodes                                 (Eq. 4)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedfq.codec.errors import PayloadError
+from fedfq.federation.clients import SAMPLING, Answer, Clients, Job, random
+from fedfq.federation.config import Config
+from fedfq.federation.folder import Checkpoint, Folder
+from fedfq.methods.method import Array
+
+Watch = Callable[[dict[str, Any], dict[str, float]], None]
+
+
+class Result(NamedTuple):
+    """A finished run: the model, and its ledger."""
+
+    theta: dict[str, Array]
+    rounds: list[dict[str, Any]]
+
+
+def run(
+    config: Config,
+    out: Path,
+    *,
+    resume: bool = False,
+    workers: int = 1,
+    data_dir: Path | None = None,
+    watch: Watch = lambda line, times: None,
+) -> Result:
+    """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round."""
+    folder = Folder(out)
+    if not resume:
+        folder.begin(config)
+    with Clients(config, data_dir, folder.memories.folder, min(workers, config.per_round)) as clients:
+        federation = Federation(config, clients)
+        if (checkpoint := folder.restore()) is not None:
+            federation.load(checkpoint)
+        while federation.round < config.rounds:
+            line, times = federation.step()
+            folder.append(line, times)
+            if federation.round % config.checkpoint_every == 0 or federation.round == config.rounds:
+                folder.save(federation.checkpoint())
+            watch(line, times)
+        if not (out / "model.safetensors").exists():
+            folder.finish(federation.theta, federation.sample)
+        return Result(federation.theta, folder.rounds())
+
+
+class Federation:
+    """The server: the global model, and whose turn it is."""
+
+    def __init__(self, config: Config, clients: Clients) -> None:
+        self.config = config
+        self.clients = clients
+        self.theta = {name: value.copy() for name, value in clients.initial.items()}
+        self.server = config.make_method().server(self.theta)
+        self.memories: dict[int, int] = {}
+        self.round = 0
+        self.sample: bytes | None = None  # the last payload that was accepted
+
+    def step(self) -> tuple[dict[str, Any], dict[str, float]]:
+        """One round: its line of the ledger, and its seconds."""
+        config, began = self.config, time.perf_counter()
+        self.round += 1
+        lr = config.lr * config.lr_decay ** (self.round - 1)
+        chosen = self._sample()
+        announced = self.server.announce({client: self._weight(client) for client in chosen})
+        jobs = [Job(self.round, client, lr, announced.get(client, b""), self.memories.get(client)) for client in chosen]
+        self.clients.publish(self.theta)
+        answers, rejected, decode_s = [], [], 0.0
+        for answer in self.clients.train(jobs):
+            start = time.perf_counter()
+            answers.append(answer)
+            if (reason := self._receive(answer)) is not None:
+                rejected.append({"client": answer.client, "reason": reason})
+            decode_s += time.perf_counter() - start
+        start = time.perf_counter()
+        loss = float(np.mean([answer.loss for answer in answers]))
+        for name, change in self.server.finish(loss).items():
+            self.theta[name] += change
+        aggregated = time.perf_counter()
+        line = {
+            "round": self.round,
+            **self._evaluate(),
+            "train_loss": loss if np.isfinite(loss) else None,
+            "clients": chosen,
+            "uplink_bytes": sum(len(answer.payload or b"") for answer in answers),
+            "downlink_bytes": sum(self._model_bytes + len(announced.get(client, b"")) for client in chosen),
+            "claimed_bits": sum(answer.claimed_bits for answer in answers),
+            "rejected": rejected,
+        }
+        end = time.perf_counter()
+        times = {
+            "round": self.round,
+            "train_s": sum(answer.train_s for answer in answers),
+            "encode_s": sum(answer.encode_s for answer in answers),
+            "decode_s": decode_s,
+            "aggregate_s": aggregated - start,
+            "evaluate_s": end - aggregated,
+            "round_s": end - began,
+        }
+        return line, times
+
+    def _sample(self) -> list[int]:
+        """W: clients of this round, all equally likely."""
+        rng = random(self.config, SAMPLING, self.round)
+        return sorted(rng.choice(self.config.clients, self.config.per_round, replace=False).tolist())
+
+    def _weight(self, client: int) -> float:
+        return float(len(self.clients.worker.shards[client])) if self.config.weighting == "samples" else 1.0
+
+    def _receive(self, answer: Answer) -> str | None:
+        """Take an answer in; a reason if it is refused, and then the client's memory stays what it was."""
+        if answer.refused is not None:
+            return answer.refused
+        try:
+            self.server.receive(answer.client, answer.payload, self._weight(answer.client))
+        except PayloadError as error:
+            return f"{error.reason}: {error}"
+        if answer.has_memory:
+            self.memories[answer.client] = self.round
+        self.sample = answer.payload if answer.payload is not None else self.sample
+        return None
+
+    def _evaluate(self) -> dict[str, float | None]:
+        if self.round % self.config.eval_every and self.round != self.config.rounds:
+            return {"accuracy": None, "loss": None}
+        self.clients.publish(self.theta)
+        accuracy, loss = self.clients.evaluate()
+        return {"accuracy": accuracy, "loss": loss if np.isfinite(loss) else None}
+
+    @property
+    def _model_bytes(self) -> int:
+        return sum(value.nbytes for value in self.theta.values())
+
+    def checkpoint(self) -> Checkpoint:
+        return Checkpoint(self.round, self.theta, self.server.state_dict(), dict(self.memories))
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        self.round = checkpoint.round
+        self.theta = {name: checkpoint.theta[name].copy() for name in self.theta}
+        self.memories = dict(checkpoint.memories)
+        self.server.load_state_dict(checkpoint.server)

@@ -1,0 +1,68 @@
+"""Local SGD: the update of Eqs. 2 and 3."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fedfq.federation.client import LocalTraining, batches, load, local_sgd, state
+from fedfq.tasks.task import Arrays, Data, Defaults, Task
+
+DEFAULTS = Defaults(clients=2, per_round=1, rounds=1, local_steps=1, batch_size=4, lr=0.1)
+
+
+def linear_task() -> Task:
+    rng = np.random.default_rng(0)
+    examples = Arrays(rng.standard_normal((12, 3)).astype(np.float32), rng.integers(0, 2, 12))
+    return Task(
+        name="linear",
+        build=lambda: nn.Linear(3, 2),
+        load=lambda data_dir: Data(examples, examples),
+        prepare=lambda x, y, rng: (torch.from_numpy(x), torch.from_numpy(y)),
+        defaults=DEFAULTS,
+    )
+
+
+def test_one_step_on_all_examples_is_a_gradient_step() -> None:
+    task = linear_task()
+    examples = task.load(None).train
+    model = task.model(0)
+    theta = {name: value.copy() for name, value in state(model).items()}
+    update, loss = local_sgd(
+        *(model, theta, task, examples, np.arange(12), LocalTraining(1, None, 12, 0.5), np.random.default_rng(0))
+    )
+    load(model, theta)
+    model.zero_grad()
+    expected = functional.cross_entropy(model(torch.from_numpy(examples.inputs)), torch.from_numpy(examples.labels))
+    expected.backward()
+    assert loss == pytest.approx(expected.item())
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        np.testing.assert_allclose(update[name], -0.5 * parameter.grad.numpy(), atol=1e-6)
+
+
+def test_the_global_model_is_not_changed_by_a_client() -> None:
+    task = linear_task()
+    theta = {name: value.copy() for name, value in state(task.model(0)).items()}
+    before = {name: value.copy() for name, value in theta.items()}
+    how = LocalTraining(5, None, 4, 0.5)
+    first, _ = local_sgd(task.model(1), theta, task, task.load(None).train, np.arange(6), how, np.random.default_rng(3))
+    again, _ = local_sgd(task.model(2), theta, task, task.load(None).train, np.arange(6), how, np.random.default_rng(3))
+    for name in theta:
+        np.testing.assert_array_equal(theta[name], before[name])
+        np.testing.assert_array_equal(first[name], again[name])  # whatever model it works in
+
+
+@pytest.mark.parametrize(("how", "sizes"), [
+    (LocalTraining(3, None, 4, 1.0), [4, 4, 2]),
+    (LocalTraining(5, None, 4, 1.0), [4, 4, 2, 4, 4]),
+    (LocalTraining(2, None, 50, 1.0), [10, 10]),
+    (LocalTraining(None, 2, 4, 1.0), [4, 4, 2, 4, 4, 2]),
+])  # fmt: skip
+def test_batches_go_through_all_examples_again_and_again(how: LocalTraining, sizes: list[int]) -> None:
+    own = np.arange(100, 110)
+    found = list(batches(own, how, np.random.default_rng(0)))
+    assert [len(batch) for batch in found] == sizes
+    epoch = np.concatenate(found)[:10]
+    assert sorted(epoch.tolist()) == own.tolist()

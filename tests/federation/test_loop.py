@@ -1,0 +1,200 @@
+"""The loop: the paper's equations, the byte ledger, and that nothing depends on how or when a run is computed."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedfq import methods
+from fedfq.federation.clients import Clients
+from fedfq.federation.config import Config
+from fedfq.federation.folder import Folder
+from fedfq.federation.loop import Federation, run
+from fedfq.methods.method import Method, Order, State, Update, Upload
+
+SMALL = {"task": "digits", "rounds": 4, "clients": 8, "per_round": 3, "local_steps": 2, "checkpoint_every": 2}
+
+
+def config(method: str = "fedavg", **changes: Any) -> Config:
+    return Config.make(method=method, **(SMALL | changes))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in ("rounds.jsonl", "model.safetensors")}
+
+
+# --- The equations -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["samples", "mean"])
+def test_the_model_moves_by_the_weighted_mean_of_the_updates(tmp_path: Path, weighting: str) -> None:
+    """Eq. 4, by hand, for the first round of FedAvg."""
+    settings = config(weighting=weighting, split="dirichlet:0.3")
+    with Clients(settings, None, tmp_path, 1) as clients:
+        federation = Federation(settings, clients)
+        line, _ = federation.step()
+        assert line["clients"] == sorted(set(line["clients"])) and len(line["clients"]) == 3
+        clients.publish(clients.initial)
+        total = {name: np.zeros(value.shape) for name, value in clients.initial.items()}
+        weights = [len(clients.worker.shards[c]) if weighting == "samples" else 1 for c in line["clients"]]
+        assert len(set(weights)) == (3 if weighting == "samples" else 1)
+        jobs = [job for job in _jobs(line["clients"], settings.lr)]
+        for weight, answer in zip(weights, clients.train(jobs)):
+            assert answer.payload is not None
+            for name, value in methods.make("fedavg").decode(answer.payload, clients.initial).items():
+                total[name] += weight / sum(weights) * value
+        for name, value in federation.theta.items():
+            np.testing.assert_allclose(value, clients.initial[name] + total[name], atol=1e-6)
+
+
+def _jobs(clients: list[int], lr: float) -> list[Any]:
+    from fedfq.federation.clients import Job
+
+    return [Job(1, client, lr, b"", None) for client in clients]
+
+
+def test_the_learning_rate_decays_every_round(tmp_path: Path) -> None:
+    """At a decay to next to nothing, later rounds change nothing."""
+    short = run(config(rounds=1, lr_decay=1e-9), tmp_path / "a").theta
+    long = run(config(rounds=4, lr_decay=1e-9), tmp_path / "b").theta
+    for name, value in short.items():
+        np.testing.assert_allclose(long[name], value, atol=1e-6)
+
+
+# --- The ledger --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedavg-4bit", "fedfq@32", "fedfq-cgsa"])
+def test_the_ledger_counts_true_bytes(tmp_path: Path, method: str) -> None:
+    result = run(config(method), tmp_path / "run")
+    model = sum(value.nbytes for value in result.theta.values())
+    for line in result.rounds:
+        assert set(line) == {
+            *("round", "accuracy", "loss", "train_loss", "clients", "uplink_bytes", "downlink_bytes", "claimed_bits"),
+            "rejected",
+        }
+        assert line["downlink_bytes"] == 3 * model
+        ratio = 3 * model / line["uplink_bytes"]
+        assert {"fedavg": 1, "fedavg-4bit": 7.9, "fedfq@32": 32, "fedfq-cgsa": 10}[method] <= ratio + 1e-9
+    if method == "fedavg":
+        assert line["claimed_bits"] == 8 * line["uplink_bytes"]
+    timings = (tmp_path / "run" / "timings.jsonl").read_text().splitlines()
+    assert [json.loads(line)["round"] for line in timings] == [1, 2, 3, 4]
+
+
+def test_evaluation_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
+    rounds = run(config(rounds=5, eval_every=3), tmp_path / "run").rounds
+    assert [line["accuracy"] is not None for line in rounds] == [False, False, True, False, True]
+
+
+# --- Same configuration, same result -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["fedfq@32:error_feedback=true:gain=true", "aqg", "dadaquant"])
+def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path, method: str) -> None:
+    run(config(method, rounds=6), tmp_path / "whole")
+
+    class Killed(Exception):
+        pass
+
+    def kill(line: dict[str, Any], times: dict[str, float]) -> None:
+        if line["round"] == 5:  # after the checkpoint of round 4
+            raise Killed
+
+    with pytest.raises(Killed):
+        run(config(method, rounds=6), tmp_path / "killed", watch=kill)
+    assert len((tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()) == 5
+    run(Folder(tmp_path / "killed").config(), tmp_path / "killed", resume=True)
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    def kill(line: dict[str, Any], times: dict[str, float]) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(config("fedfq@32:error_feedback=true"), tmp_path / "killed", watch=kill)
+    run(config("fedfq@32:error_feedback=true"), tmp_path / "killed", resume=True)
+    run(config("fedfq@32:error_feedback=true"), tmp_path / "whole")
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+
+
+def test_a_finished_run_that_is_resumed_changes_nothing(tmp_path: Path) -> None:
+    run(config(), tmp_path / "run")
+    before = files(tmp_path / "run")
+    result = run(config(), tmp_path / "run", resume=True)
+    assert files(tmp_path / "run") == before and len(result.rounds) == 4
+
+
+@pytest.mark.slow
+def test_the_number_of_processes_does_not_matter(tmp_path: Path) -> None:
+    method = "fedfq@32:error_feedback=true"
+    run(config(method), tmp_path / "one", workers=1)
+    run(config(method), tmp_path / "two", workers=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+
+
+# --- What goes wrong ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SomeSendGarbage(Method):
+    """Clients with an odd number send bytes that nobody can read; all of them count their accepted uploads."""
+
+    paper: ClassVar[str] = "none"
+    claims: ClassVar[str] = "nothing"
+
+    def encode(self, update: Update, memory: State, order: Order) -> Upload:
+        sent = np.int64(memory["sent"][()] if memory else 0) + 1
+        upload = methods.make("fedavg").encode(update, {}, order)
+        return upload._replace(
+            payload=b"garbage" if order.client % 2 else upload.payload, memory={"sent": np.array(sent)}
+        )
+
+    def decode(self, payload: bytes, like: Update) -> Update:
+        return methods.make("fedavg").decode(payload, like)
+
+
+def test_a_payload_that_cannot_be_decoded_is_left_out_and_its_memory_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(methods.METHODS, "some-garbage", SomeSendGarbage)
+    rounds = run(config("some-garbage", rounds=6), tmp_path / "run").rounds
+    accepted: dict[int, int] = {}
+    for line in rounds:
+        odd = [client for client in line["clients"] if client % 2]
+        assert [entry["client"] for entry in line["rejected"]] == odd
+        assert all(entry["reason"].startswith("truncated") for entry in line["rejected"])
+        assert line["uplink_bytes"] >= 7 * len(odd)  # refused bytes were sent as well
+        for client in set(line["clients"]) - set(odd):
+            accepted[client] = accepted.get(client, 0) + 1
+    memories = sorted((tmp_path / "run" / "checkpoint" / "memory").iterdir())
+    assert len(memories) == len(accepted)  # no memory of those that were refused
+    folder = Folder(tmp_path / "run")
+    checkpoint = folder.restore()
+    assert checkpoint is not None
+    for client, round_ in checkpoint.memories.items():
+        assert folder.memories.read(client, round_)["sent"] == accepted[client]
+
+
+def test_a_client_whose_training_diverges_is_left_out(tmp_path: Path) -> None:
+    rounds = run(config("fedfq@32", lr=1e30, rounds=1), tmp_path / "run").rounds
+    assert len(rounds[0]["rejected"]) == 3
+    assert all("not finite" in entry["reason"] for entry in rounds[0]["rejected"])
+    assert rounds[0]["uplink_bytes"] == 0 and rounds[0]["accuracy"] is not None
+
+
+def test_a_folder_that_holds_something_is_not_touched(tmp_path: Path) -> None:
+    run(config(), tmp_path / "run")
+    before = files(tmp_path / "run")
+    with pytest.raises(ValueError, match="already holds a run"):
+        run(config("fedfq"), tmp_path / "run")
+    assert files(tmp_path / "run") == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("important")
+    with pytest.raises(ValueError, match="is not empty"):
+        run(config(), tmp_path / "other")
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]

@@ -8,19 +8,38 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from .acsgd import ACSGD, ACSGDTopK
+from .aqg import AQG
+from .dadaquant import DAdaQuant
+from .eden import Eden
 from .fedavg import FedAvg
 from .fedfq import FedFQ, FedFQWidths
+from .fedpaq import FedPAQ
 from .fixed import Fixed
 from .method import Method, Order, Server, State, Update, Upload
+from .qsgd import QSGD
+from .signsgd import SignSGD
+from .stc import STC
+from .topk import TopK
 
 METHODS: dict[str, Callable[..., Method]] = {
     "fedavg": FedAvg,
     "fedavg-2bit": partial(Fixed, bits=2),
     "fedavg-4bit": partial(Fixed, bits=4),
     "fedavg-8bit": partial(Fixed, bits=8),
+    "fedpaq": FedPAQ,
+    "aqg": AQG,
+    "acsgd": ACSGD,
+    "acsgd-topk": ACSGDTopK,
     "fedfq": FedFQ,
     "fedfq-exact": partial(FedFQWidths, allocator="exact"),
     "fedfq-cgsa": partial(FedFQWidths, allocator="cgsa"),
+    "topk": TopK,
+    "stc": STC,
+    "signsgd": SignSGD,
+    "eden": Eden,
+    "qsgd": QSGD,
+    "dadaquant": DAdaQuant,
 }
 
 

@@ -99,7 +99,7 @@ class Averaging(Server):
 
     def finish(self, loss: float) -> Update:
         if self._total.weight == 0.0:
-            return super().finish(loss)
+            return Server(self.method, self.like).finish(loss)  # no answers, no change
         mean = self._total.mean()
         self._clear()
         return mean

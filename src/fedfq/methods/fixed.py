@@ -13,7 +13,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from .bits import fields, read_fields, write
 from .method import Array, Method, Order, State, Update, Upload
+from .quantizer import dequantize, peak, random_levels
 from .wire import Reader, divide, lengths, unite
 
 
@@ -41,10 +43,9 @@ class Fixed(Method):
 
     def _encode_vector(self, h: Array, rng: np.random.Generator) -> bytes:
         """The scale, then l + s for every level l in -s .. s."""
-        scale = np.float32(np.abs(h).max(initial=0.0))
-        wanted = h * (self.levels / np.float64(scale)) if scale > 0 else np.zeros(h.size)
-        codes = np.floor(wanted + rng.random(h.size)).astype(np.int16) + self.levels
-        return scale.astype("<f4").tobytes() + pack(np.clip(codes, 0, 2 * self.levels), self.bits)
+        scale = peak(h)
+        codes = random_levels(h, scale, self.levels, rng) + self.levels
+        return scale.astype("<f4").tobytes() + write(fields(codes, self.bits))
 
     def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
         reader = Reader(payload)
@@ -52,21 +53,5 @@ class Fixed(Method):
 
     def _decode_vector(self, reader: Reader, size: int) -> Array:
         scale = reader.scale()
-        codes = unpack(reader.take(-(-size * self.bits // 8)), self.bits, size)
-        levels = np.minimum(codes, 2 * self.levels).astype(np.float32) - self.levels
-        return levels * np.float32(scale / self.levels)
-
-
-def pack(codes: Array, bits: int) -> bytes:
-    """Codes below 2^bits, for 8 / bits of them a byte, the first in the lowest bits."""
-    per_byte = 8 // bits
-    padded = np.zeros(-(-codes.size // per_byte) * per_byte, np.uint8)
-    padded[: codes.size] = codes
-    shifts = bits * np.arange(per_byte, dtype=np.uint8)
-    return np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1).astype(np.uint8).tobytes()
-
-
-def unpack(data: bytes, bits: int, count: int) -> Array:
-    shifts = bits * np.arange(8 // bits, dtype=np.uint8)
-    codes = np.frombuffer(data, np.uint8)[:, None] >> shifts & (2**bits - 1)
-    return codes.reshape(-1)[:count]
+        codes = read_fields(reader, size, self.bits, 2 * self.levels)
+        return dequantize(codes.astype(np.int64) - self.levels, scale, self.levels)

@@ -75,9 +75,11 @@ class Server:
 
     def receive(self, client: int, payload: bytes | None, weight: float) -> None:
         """Take one client's answer into account. A `PayloadError` leaves everything as it was."""
-        if payload is None:
-            return
-        for name, array in self.method.decode(payload, self.like).items():
+        if payload is not None:
+            self._add(self.method.decode(payload, self.like), weight)
+
+    def _add(self, update: Update, weight: float) -> None:
+        for name, array in update.items():
             self._sums[name] += weight * np.asarray(array, np.float64)
         self._weight += weight
 
@@ -89,7 +91,7 @@ class Server:
             if spec.is_float:
                 mean[spec.name] = np.clip(values, -LARGEST, LARGEST).astype(np.float32)
             else:
-                mean[spec.name] = np.rint(values).astype(spec.dtype)
+                mean[spec.name] = _as_integers(values, spec.dtype)
         self._clear()
         return mean
 
@@ -100,3 +102,10 @@ class Server:
     def load_state_dict(self, state: State) -> None:
         if state:
             raise ValueError(f"this server keeps no state, got {', '.join(state)}")
+
+
+def _as_integers(values: Array, dtype: np.dtype[Any]) -> Array:
+    if dtype.kind in "iu":  # the mean of the largest integers, as a float, may lie beyond them
+        info = np.iinfo(dtype)
+        values = np.clip(values, info.min, np.nextafter(float(info.max) + 1, 0))
+    return np.rint(values).astype(dtype)

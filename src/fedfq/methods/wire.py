@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedfq.codec.codec import KEEP
-from fedfq.codec.errors import PayloadError
-from fedfq.codec.layout import EXACT, KEPT, QUANTIZED, Tensor, read
+from fedfq.codec.errors import BudgetError, PayloadError
+from fedfq.codec.layout import EXACT, KEPT, QUANTIZED, Tensor, raw_bytes, read, specs
 
-from .method import Array, Update
+from .method import LARGEST, Array, State, Update
 
 HALF_LARGEST = float(np.finfo(np.float16).max)
 
@@ -59,15 +59,73 @@ def unite(like: Update, vectors: Mapping[str, Array], reader: Reader) -> dict[st
             values = _carried(tensor, reader)
         if spec.is_float and not np.isfinite(values).all():
             raise PayloadError("malformed", f"tensor {spec.name!r} has entries that are not finite")
-        result[spec.name] = values.reshape(spec.shape)
+        result[spec.name] = _cast(values, spec.dtype).reshape(spec.shape)
     reader.finish()
+    return result
+
+
+def _cast(values: Array, dtype: np.dtype[Any]) -> Array:
+    if dtype.kind == "f" and dtype.itemsize < values.dtype.itemsize:
+        limit = np.finfo(dtype).max
+        values = np.clip(values, -limit, limit)
+    return values.astype(dtype, copy=False)
+
+
+def join(vectors: Mapping[str, Array]) -> Array:
+    """All vectors as one."""
+    return np.concatenate([np.empty(0, np.float32), *vectors.values()])
+
+
+def split(flat: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
+    """The inverse of `join`."""
+    ends = np.cumsum([0, *sizes.values()])
+    return {name: flat[start:end] for name, start, end in zip(sizes, ends, ends[1:])}
+
+
+def finite(values: Array) -> Array:
+    """As float32; what lies beyond is clipped."""
+    return np.clip(values, -LARGEST, LARGEST).astype(np.float32)
+
+
+def check_ratio(ratio: float) -> None:
+    if not (math.isfinite(ratio) and ratio > 0):
+        raise ValueError(f"ratio must be positive and finite, got {ratio!r}")
+
+
+def check_budget(budget: int, minimum: int) -> None:
+    if budget < minimum:
+        raise BudgetError(budget, minimum)
+
+
+def budget_bytes(like: Update, ratio: float) -> int:
+    """The largest payload with this ratio to what the update takes raw."""
+    return int(raw_bytes(specs(like)) / ratio)
+
+
+def carried_bytes(like: Update) -> int:
+    """What the tensors that a method does not compress take."""
+    tensors = [tensor for tensor in read(like, KEEP) if tensor.kind != QUANTIZED]
+    return sum(t.spec.size * (2 if t.kind == KEPT else t.spec.dtype.itemsize) for t in tensors)
+
+
+def correct(vectors: Mapping[str, Array], memory: State) -> dict[str, Array]:
+    """p = h + e: the vectors and what earlier payloads left out of them."""
+    result = {}
+    for name, h in vectors.items():
+        e = memory.get(name, np.zeros(h.size, np.float32))
+        if e.shape != h.shape:
+            raise ValueError(f"tensor {name!r} has {h.size} entries, its memory has shape {e.shape}")
+        with np.errstate(over="ignore"):
+            result[name] = h + e.astype(np.float32, copy=False)
+        if not np.isfinite(result[name]).all():
+            raise ValueError(f"tensor {name!r} and its memory have a sum that is not finite in float32")
     return result
 
 
 def _carried(tensor: Tensor, reader: Reader) -> Array:
     spec = tensor.spec
     if tensor.kind == KEPT:
-        return reader.array("<f2", spec.size).astype(np.float32)
+        return reader.floats("<f2", spec.size).astype(np.float32)
     if spec.dtype.kind == "b":
         return reader.array("u1", spec.size) != 0
     return reader.array(spec.dtype.newbyteorder("<"), spec.size).astype(spec.dtype)
@@ -94,12 +152,22 @@ class Reader:
         kind = np.dtype(dtype)
         return np.frombuffer(self.take(kind.itemsize * count), kind)
 
+    def floats(self, dtype: Any, count: int) -> Array:
+        """Numbers that are finite: some that are not (signalling NaN) cannot even be cast without a warning."""
+        values = self.array(dtype, count)
+        if not np.isfinite(values).all():
+            raise PayloadError("malformed", "a number that is not finite")
+        return values
+
+    def scales(self, count: int) -> Array:
+        """Float32 numbers that are finite and not negative, as float64."""
+        values = self.floats("<f4", count)
+        if not (values >= 0).all():
+            raise PayloadError("malformed", "a scale below 0")
+        return values.astype(np.float64)
+
     def scale(self) -> float:
-        """A float32 that is finite and not negative."""
-        value = float(self.array("<f4", 1)[0])
-        if not (math.isfinite(value) and value >= 0):
-            raise PayloadError("malformed", f"a scale of {value}")
-        return value
+        return float(self.scales(1)[0])
 
     def finish(self) -> None:
         if self.at != len(self.payload):

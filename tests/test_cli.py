@@ -322,7 +322,7 @@ def test_help_does_not_wait_for_numba():
     code = "import sys; from fedfq.cli import main\ntry: main()\nfinally: print('numba' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and result.stdout.endswith("False\n")
-    for command in ("encode", "decode", "inspect", "demo"):
+    for command in ("demo", "run", "compare", "report", "data", "bench", "encode", "decode", "inspect"):
         assert command in result.stdout
 
 
@@ -365,34 +365,14 @@ def test_a_warm_cache_is_not(folder, capsys):
     assert capsys.readouterr().err == ""
 
 
-# demo
+# What an extra brings
 
 
-def test_demo(monkeypatch):
-    from fedfq import demo
-
-    result = demo.run(shared_steps=30, local_steps=20, ratios=(32, 1e6))
-    assert result == demo.run(shared_steps=30, local_steps=20, ratios=(32, 1e6))
-    whole, ours, papers, too_small = result.rows
-    assert len(whole.payload) == 4 * result.parameters and 50_000 < result.parameters < 100_000
-    assert len(papers.payload) <= len(ours.payload) <= len(whole.payload) / 32
-    assert 0 == whole.error < ours.error < papers.error
-    assert too_small.payload is None
-
-    monkeypatch.setattr(demo, "run", lambda: result)
-    shown = ok("demo")
-    for row in (whole, ours, papers):
-        line = next(line for line in shown.splitlines() if line.startswith(row.name))
-        assert line.split()[-4] == f"{len(row.payload):,}" and line.split()[-1] == f"{row.accuracy:.1%}"
-    assert f"{result.before:.1%}" in shown and too_small.name in shown
-
-
-@pytest.mark.parametrize("missing", ["torch", "sklearn"])
-def test_demo_without_its_extra(monkeypatch, missing):
-    for module in [name for name in sys.modules if name.startswith("fedfq.demo")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.delattr(fedfq, "demo", raising=False)
-    monkeypatch.setitem(sys.modules, missing, None)
-    if missing == "sklearn":
-        monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert "pip install fedfq[sim]" in refused("demo")
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fedfq.tasks.task", None)
+    monkeypatch.delitem(sys.modules, "fedfq.tasks.task")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for module in [name for name in sys.modules if name.startswith(("fedfq.federation.", "fedfq.tasks."))]:
+        if not module.endswith(".commands"):
+            monkeypatch.delitem(sys.modules, module)
+    assert refused("run") == "fedfq: this needs torch, which is not installed: pip install fedfq[sim]"

@@ -13,7 +13,7 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from functools import partial
 from itertools import product
@@ -39,12 +39,7 @@ def run(updates: Path | None, python: Path | None, data_dir: Path | None, quick:
     trained = fresh(data_dir)
     real = trained.updates | (from_folder(updates) if updates else {})
     tensors = (4,) if quick else (4, 53)
-    result: Row = {
-        "date": date.today().isoformat(),
-        "version": fedfq.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.python_implementation()} "
-        f"{platform.python_version()}, numpy {np.__version__}",
-    }
+    result = machine()
     say("speed")
     result["speed"] = [row for count in tensors for row in speed(count, python if count == 4 else None)]
     result["scaling"] = scaling((1, 4) if quick else (1, 4, 16, 53))
@@ -63,6 +58,16 @@ def run(updates: Path | None, python: Path | None, data_dir: Path | None, quick:
     ]
     result["beside_training"] = beside_training(trained.task, trained.ten_steps_s, next(iter(trained.updates.values())))
     return result
+
+
+def machine() -> Row:
+    """When and on what it was measured."""
+    return {
+        "date": date.today().isoformat(),
+        "version": fedfq.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.python_implementation()} "
+        f"{platform.python_version()}, numpy {np.__version__}",
+    }
 
 
 # Rate and distortion
@@ -291,13 +296,6 @@ TITLES = {
     "never_worse": "NMSE of the adaptive basis in 1% more bytes, over that of plain coefficients",
     "beside_training": "Encoding beside ten local steps, one thread each",
 }
-
-
-def sections(result: Row) -> Iterator[tuple[str, list[Row]]]:
-    """Titles and rows, for tables."""
-    for key, title in TITLES.items():
-        if result[key]:
-            yield title, result[key]
 
 
 def write(result: Row, path: Path) -> None:

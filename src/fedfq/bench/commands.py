@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
 
 app = typer.Typer(help="Measure speed, size and error beside the peers.", no_args_is_help=True)
 
@@ -18,7 +21,7 @@ def codec(
     nncodec: Annotated[
         Path | None, typer.Option(metavar="PYTHON", help="The Python of an environment in which NNCodec is installed.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")] = None,
+    data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Write OUT.json and the figure OUT.svg.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer ratios and no large update.")] = False,
 ) -> None:
@@ -27,25 +30,51 @@ def codec(
     Trains SimpleCNN on CIFAR-10 for real updates, or a small network on digits if CIFAR-10 was not fetched. Takes about
     ten minutes, and wants the machine for itself.
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from fedfq.bench import codec as benchmark
 
     if nncodec is not None and not nncodec.is_file():
         raise ValueError(f"{nncodec}: no such file")
     if updates is not None and not updates.is_dir():
         raise ValueError(f"{updates}: no such folder")
-    console = Console(width=None)
-    result = benchmark.run(
-        updates, nncodec, data_dir, quick, lambda text: typer.echo(f"measuring {text} ...", err=True)
-    )
-    for title, rows in benchmark.sections(result):
+    result = benchmark.run(updates, nncodec, data_dir, quick, _say)
+    _show(result, benchmark.TITLES)
+    if out is not None:
+        benchmark.write(result, out)
+
+
+@app.command()
+def federation(
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without the large model.")] = False,
+) -> None:
+    """Measure what a round costs beside training, processes beside threads, and memory.
+
+    On SimpleCNN and CIFAR-10, or on digits if CIFAR-10 was not fetched. Wants the machine for itself.
+    """
+    from fedfq.bench import federation as benchmark
+    from fedfq.files import write_bytes
+
+    result = benchmark.run(data_dir, quick, _say)
+    _show(result, benchmark.TITLES)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(out.with_suffix(".json"), (json.dumps(result, indent=1) + "\n").encode())
+
+
+def _say(text: str) -> None:
+    typer.echo(f"measuring {text} ...", err=True)
+
+
+def _show(result: dict[str, Any], titles: dict[str, str]) -> None:
+    """A table for each part of a result that has a title."""
+    from rich.console import Console
+    from rich.table import Table
+
+    for rows, title in ((result[key], title) for key, title in titles.items() if result.get(key)):
         table = Table(title=title)
         for column in rows[0]:
             table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
         for row in rows:
             table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-        console.print(table)
-    if out is not None:
-        benchmark.write(result, out)
+        Console().print(table)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -43,7 +44,7 @@ def run(
     split: Split = None,
     method: Annotated[
         str | None,
-        typer.Option(help="How updates travel: a name of `fedfq methods`, as in fedfq or fedfq@256:gain=true."),
+        typer.Option(help="How updates travel, as in fedfq@256 or stc; `fedfq methods` lists them."),
     ] = None,
     ratio: Annotated[OptionalFloat, typer.Option(help="float32 bytes / payload bytes, at least.")] = None,
     rounds: Rounds = None,
@@ -114,11 +115,26 @@ def compare(
     """Run several methods on the same model, clients and batches, and compare what they cost and reach."""
     given = locals()
     settings, where = _settings({name: given[name] for name in given if name not in ("methods", "target")})
-    compared(methods.split(","), settings, where, target)
+    typer.echo(compared(methods.split(","), settings, where, out / "report.html", target))
 
 
-def compared(specs: list[str], settings: dict[str, Any], where: dict[str, Any], target: float | None) -> None:
-    """One run after the other, into folders named after their methods; the table grows as they finish."""
+DEMO = {"task": "digits", "rounds": 40, "local_steps": 10}
+DEMO_METHODS = ["fedavg", "fedfq@32", "fedfq@64", "fedfq@128"]
+
+
+def demo(
+    report: Annotated[Path, typer.Option(metavar="FILE", help="The page that is written.")] = Path("fedfq-demo.html"),
+) -> None:
+    """Train a federation on handwritten digits, with and without compression, and compare. Takes about a minute."""
+    with TemporaryDirectory() as folder:
+        where = {"out": Path(folder), "resume": False, "workers": 1, "data_dir": None}
+        typer.echo(f"open {compared(DEMO_METHODS, DEMO, where, report, target=0.9)} in a browser")
+
+
+def compared(
+    specs: list[str], settings: dict[str, Any], where: dict[str, Any], report: Path, target: float | None
+) -> Path:
+    """One run after the other, into folders named after their methods; a table and a page of them all."""
     from fedfq.federation.config import Config
     from fedfq.federation.folder import Folder
     from fedfq.federation.loop import run as run_federation
@@ -144,7 +160,31 @@ def compared(specs: list[str], settings: dict[str, Any], where: dict[str, Any], 
         with _progress(configuration.rounds) as bar:
             run_federation(configuration, folder, resume=again, **_machine(where), watch=bar(configuration.label))
         show_table(summary_rows([read_run(done) for done in folders[:number]], target))
-    typer.echo(f"{write_report([out], out / 'report.html', target)}")
+    return write_report(folders, report, target)
+
+
+def methods() -> None:
+    """List the methods: where they come from, what they claim to cost, what they remember, whether they are unbiased.
+
+    Options go behind the name: fedfq@256:gain=true.
+    """
+    from fedfq.methods import METHODS, make, options_of
+
+    rows = []
+    for name in METHODS:
+        method = make(name)
+        rows.append(
+            {
+                "method": name,
+                "paper": method.paper,
+                "claimed cost": method.claims,
+                "client keeps": method.client_memory,
+                "server keeps": method.server_memory,
+                "unbiased": "yes" if method.unbiased else "no",
+                "options": ", ".join(f"{option}={value}" for option, value in options_of(name).items()),
+            }
+        )
+    show_table(rows, wrap=True)
 
 
 def _settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -231,8 +271,8 @@ def _progress(rounds: int) -> Iterator[Callable[[str], Any]]:
         yield watcher
 
 
-def show_table(rows: list[dict[str, Any]]) -> None:
-    """Rows of the summary as a table."""
+def show_table(rows: list[dict[str, Any]], wrap: bool = False) -> None:
+    """Rows with the same keys as a table: numbers to the right, or long texts wrapped."""
     import sys
 
     from rich import box
@@ -241,7 +281,8 @@ def show_table(rows: list[dict[str, Any]]) -> None:
 
     table = Table(box=box.SIMPLE, show_edge=False)
     for name in rows[0]:
-        table.add_column(name, justify="left" if name == next(iter(rows[0])) else "right", no_wrap=True)
+        left = isinstance(rows[0][name], str)
+        table.add_column(name, justify="left" if left else "right", no_wrap=not wrap)
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False).print(table)

@@ -1,0 +1,183 @@
+"""`fedfq run`, `compare` and `demo` as their users meet them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedfq.federation import commands
+from fedfq.federation.config import Config
+from fedfq.federation.folder import Folder
+from tests.test_cli import ok, refused
+
+SMALL = ("--rounds", "2", "--clients", "6", "--per-round", "2", "--local-steps", "1", "--workers", "1")
+KILLS = 3  # python -m tests.federation.test_commands 20 does it twenty times
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# --- run ---------------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_a_folder_of_its_own(working_directory: Path) -> None:
+    shown = ok("run", "--method", "fedfq", "--ratio", "32", *SMALL)
+    folder = working_directory / "runs" / "digits-fedfq@32-0"
+    assert str(folder.relative_to(working_directory)) in shown
+    described = json.loads((folder / "run.json").read_text())
+    assert described["config"]["options"] == {"ratio": 32.0} and described["torch"]
+    assert len(Folder(folder).rounds()) == 2 and (folder / "model.safetensors").is_file()
+
+
+def test_options_may_come_from_a_file_and_the_command_line_wins(working_directory: Path) -> None:
+    Path("mine.toml").write_text(
+        'task = "digits"\nmethod = "fedfq"\nratio = 32\ngain = true\nrounds = 5\nclients = 6\n'
+        'per-round = 2\nlocal-steps = 1\nsplit = "shards:2"\nworkers = 1\nout = "there"\n'
+    )
+    ok("run", "--config", "mine.toml", "--rounds", "2")
+    config = Folder(Path("there")).config()
+    assert config == Config.make(
+        *(), method="fedfq@32:gain=true", rounds=2, clients=6, per_round=2, local_steps=1, split="shards:2"
+    )
+
+
+def test_resume_needs_no_other_option_than_the_folder() -> None:
+    ok("run", "--method", "fedavg", *SMALL, "--out", "run")
+    before = Path("run/rounds.jsonl").read_bytes()
+    ok("run", "--out", "run", "--resume", "--workers", "1")
+    assert Path("run/rounds.jsonl").read_bytes() == before
+    assert "another configuration" in refused("run", "--out", "run", "--resume", "--rounds", "3")
+    assert "already holds a run (--resume continues it)" in refused("run", "--method", "fedavg", *SMALL, "--out", "run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--task", "digit"), "unknown task 'digit' (did you mean 'digits'?)"),
+        (("--method", "fedfg"), "unknown method 'fedfg' (did you mean 'fedfq'?)"),
+        (("--method", "fedavg", "--ratio", "32"), "method fedavg has no option 'ratio'"),
+        (("--split", "idd"), "did you mean 'iid'?"),
+        (("--per-round", "30"), "per_round = 30 is more than there are clients (20)"),
+        (("--ratio", "0"), "ratio must be positive"),
+        (("--ratio", "1e9", "--rounds", "1"), "a budget of 0 bytes is too small"),
+        (("--lr", "-1"), "lr must be a positive number"),
+        (("--rounds", "0"), "rounds must be an integer of at least 1"),
+        (("--workers", "0"), "--workers must be at least 1"),
+        (("--weighting", "size"), "weighting must be 'samples' or 'mean'"),
+        (("--local-steps", "2", "--local-epochs", "2"), "give local_steps or local_epochs, not both"),
+        (("--resume",), "--resume needs --out"),
+        (("--resume", "--out", "nowhere"), "nowhere: no run there to resume"),
+        (("--config", "missing.toml"), "missing.toml: No such file"),
+        (("--config", "typo.toml"), "typo.toml: unknown key 'ratoi'; did you mean 'ratio'?"),
+        (("--config", "broken.toml"), "broken.toml: "),
+        (("--task", "cifar10-simplecnn", "--data-dir", "empty"), "fedfq data fetch cifar10"),
+        (("--out", "thesis"), "thesis: is not empty"),
+        (("--out", "typo.toml"), "typo.toml: is not empty"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    working_directory: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    Path("typo.toml").write_text("ratoi = 3")
+    Path("broken.toml").write_text("ratio = = 3")
+    Path("thesis").mkdir()
+    Path("thesis/thesis.tex").write_text("important")
+    before = sorted(working_directory.rglob("*"))
+    assert message in refused("run", *([] if "--workers" in arguments else ["--workers", "1"]), *arguments)
+    assert sorted(working_directory.rglob("*")) == before
+
+
+def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    ok("run", "--method", "fedavg", *SMALL, "--out", "run", "--checkpoint-every", "1")
+    Path("run/model.safetensors").unlink()
+    os.symlink("/dev/full", "run/model.safetensors.link")
+    monkeypatch.setattr(Folder, "finish", lambda *_: Path("/dev/full").write_bytes(b"x" * 100))
+    assert "No space left on device" in refused("run", "--out", "run", "--resume", "--workers", "1")
+
+
+# --- compare and demo --------------------------------------------------------------------------------------
+
+
+def test_compare_runs_every_method_on_the_same_clients(working_directory: Path) -> None:
+    shown = ok("compare", "--methods", "fedavg,fedfq@32,fedfq@64:gain=true", *SMALL, "--out", "all", "--target", "0.01")
+    for name in ("fedavg", "fedfq@32", "fedfq@64:gain=true"):
+        assert name in shown
+    runs = [Folder(Path("all") / name) for name in ("fedavg", "fedfq@32", "fedfq@64-gain=true")]
+    clients = [[line["clients"] for line in run.rounds()] for run in runs]
+    assert clients[0] == clients[1] == clients[2]
+    assert "<html" in (working_directory / "all" / "report.html").read_text()
+    assert "already holds a run" in refused("compare", "--methods", "fedavg", *SMALL, "--out", "all")
+    again = ok("compare", "--methods", "fedavg,fedfq@32", *SMALL, "--out", "all", "--resume")
+    assert "fedfq@32" in again
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [("fedavg,fedavg", "listed twice"), ("fedavg,", "unknown method ''"), ("fedfq@a", "ratio must be a number")],
+)
+def test_compare_refuses(methods: str, message: str) -> None:
+    assert message in refused("compare", "--methods", methods, *SMALL, "--out", "all")
+    assert not Path("all").exists()
+
+
+def test_demo(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
+    monkeypatch.setattr(commands, "DEMO", commands.DEMO | {"rounds": 2, "local_steps": 1})
+    shown = ok("demo")
+    assert "fedavg" in shown and "fedfq@128" in shown and "open fedfq-demo.html" in shown
+    assert [path.name for path in working_directory.iterdir()] == ["fedfq-demo.html"]
+    ok("demo")  # and again
+
+
+# --- kill -9 -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_if_it_had_not_been(working_directory: Path) -> None:
+    killed_and_resumed(working_directory, KILLS)
+
+
+def killed_and_resumed(folder: Path, kills: int) -> None:
+    """kill -9 at random moments, of a run in two processes with memories; then the same bytes as without."""
+    rng = random.Random(7)
+    options = ("--method", "fedfq@32:error_feedback=true", "--rounds", "30", "--checkpoint-every", "3")
+    command = [sys.executable, "-c", "from fedfq.cli import main; main()", "run", *options, "--workers", "2", "--out"]
+    subprocess.run([*command, str(folder / "whole")], check=True, capture_output=True)
+    happened = 0
+    while happened < kills:
+        resume = ["--resume"] if (folder / "killed" / "run.json").exists() else []
+        process = subprocess.Popen([*command, str(folder / "killed"), *resume], stderr=subprocess.DEVNULL)
+        _wait_for_a_round(process, folder / "killed" / "rounds.jsonl")
+        time.sleep(rng.uniform(0.0, 0.8))
+        process.send_signal(signal.SIGKILL)
+        happened += process.wait() == -signal.SIGKILL
+        if process.returncode == 0:  # it was faster: begin anew
+            subprocess.run(["rm", "-r", str(folder / "killed")], check=True)
+    resume = ["--resume"] if (folder / "killed" / "run.json").exists() else []
+    subprocess.run([*command, str(folder / "killed"), *resume], check=True, capture_output=True)
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert (folder / "killed" / name).read_bytes() == (folder / "whole" / name).read_bytes()
+
+
+def _wait_for_a_round(process: "subprocess.Popen[bytes]", ledger: Path) -> None:
+    size = ledger.stat().st_size if ledger.exists() else 0
+    while process.poll() is None and (not ledger.exists() or ledger.stat().st_size == size):
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as scratch:
+        killed_and_resumed(Path(scratch), int(sys.argv[1]))
+        print(f"killed and resumed {sys.argv[1]} times: the same rounds.jsonl and model")

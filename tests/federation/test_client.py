@@ -1,4 +1,4 @@
-"""Local SGD: the update of Eqs. 2 and 3."""
+"""Local SGD (Eq. 2) and the update that comes of it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a client does between two uploads: local SGD from the global model (Eqs. 2 and 3)."""
+"""What a client does between two uploads: local SGD from the global model (Eq. 2)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,10 @@
 for every round t:
     W <- |W| of n clients, at random
     every client i in W:   theta_i <- theta_t, then tau times theta_i - eta_t * gradient    (Eq. 2)
-                           h_i = theta_i - theta_t, sent as method.encode(h_i)              (Eq. 3)
-    theta_{t+1} = theta_t + mean of what the server decodes                                 (Eq. 4)
+                           h_i = theta_i - theta_t, sent as method.encode(h_i)
+    theta_{t+1} = theta_t + mean of what the server decodes             (Eq. 3 for FedAvg, Eq. 4 for all others)
+
+The paper's mean is a plain one (`weighting="mean"`); that of its code, and our default, is weighted by samples.
 """
 
 from __future__ import annotations

@@ -20,18 +20,19 @@ import fedfq
 from fedfq.bench import commands as bench_commands
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.federation import commands as federation_commands
+from fedfq.report.commands import report
 from fedfq.tasks import commands as data_commands
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from fedfq import demo as demonstration
     from fedfq.files import Array
 
 BAD_INPUT = 2
 INTERRUPTED = 130
 DEFAULT_RATIO = 64.0
+EXTRAS = {"torch": "sim", "sklearn": "sim", "matplotlib": "report"}  # who brings what
 CARRIED = ("float16", "float32", "integer")  # kinds of sections that are not quantised
 
 
@@ -49,13 +50,21 @@ class Commands(TyperGroup):
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
         except (FedFQError, ValueError, TypeError, MemoryError) as error:
             _fail(str(error) or "not enough memory")
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            _fail(f"this needs {package}, which is not installed: pip install fedfq[{EXTRAS[package]}]")
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(federation_commands.demo)
 app.command()(federation_commands.run)
 app.command()(federation_commands.compare)
+app.command()(federation_commands.methods)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(data_commands.app, name="data")
+app.command()(report)
 
 
 def main() -> None:
@@ -334,37 +343,6 @@ def _shape(shape: tuple[int, ...]) -> str:
 def _printable(name: str) -> str:
     """A tensor's name comes from whoever wrote the payload: no control characters may reach the terminal."""
     return name if name.isprintable() else repr(name)
-
-
-# demo
-
-
-@app.command()
-def demo() -> None:
-    """Train a small network, compress a real update, and compare."""
-    try:
-        from fedfq import demo as demonstration
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("torch", "sklearn"):
-            raise
-        _fail("the demo needs PyTorch and scikit-learn: pip install fedfq[sim]")
-    _announce_compilation()
-    result = demonstration.run()
-    typer.echo(
-        f"A network of {result.parameters:,} parameters reads {result.before:.1%} of handwritten digits right.\n"
-        "A client trains it on digits of its own; the server applies the update that arrives.\n"
-    )
-    _print(_demo_table(result.rows))
-
-
-def _demo_table(rows: list[demonstration.Row]) -> Table:
-    table = _table("what is sent", right=("bytes", "ratio", "NMSE", "accuracy after"))
-    for row in rows:
-        cells = ["", "", "", ""]
-        if row.payload is not None:
-            cells = [f"{len(row.payload):,}", f"{row.ratio:.1f}", f"{row.error:.3f}", f"{row.accuracy:.1%}"]
-        table.add_row(row.name, *cells)
-    return table
 
 
 # What the commands share

@@ -85,9 +85,9 @@ def run(
         run_federation(
             *(configuration, folder), resume=where["resume"], **_machine(where), watch=bar(configuration.label)
         )
-    row = summary_rows([read_run(folder)], None)[0]
-    typer.echo(", ".join(f"{name} {value}" for name, value in row.items() if value is not None))
-    typer.echo(f"{folder}")
+    for line in summary_lines(summary_rows([read_run(folder)]), None, len(configuration.label)):
+        typer.echo(line)
+    typer.echo(folder)
 
 
 def compare(
@@ -155,12 +155,38 @@ def compared(
                 raise ValueError(f"{folder}: already holds a run (--resume continues it)")
             if Folder(folder).config() != configuration:
                 raise ValueError(f"{folder}: holds a run with another configuration")
-    for number, (configuration, folder) in enumerate(zip(configurations, folders), 1):
+    for number, (configuration, folder) in enumerate(zip(configurations, folders)):
         again = Folder(folder).holds_run
         with _progress(configuration.rounds) as bar:
             run_federation(configuration, folder, resume=again, **_machine(where), watch=bar(configuration.label))
-        show_table(summary_rows([read_run(done) for done in folders[:number]], target))
+        lines = summary_lines(summary_rows([read_run(folder)], target), target, max(map(len, labels)))
+        for line in lines[1 if number else 0 :]:
+            typer.echo(line)
     return write_report(folders, report, target)
+
+
+def summary_lines(rows: list[dict[str, Any]], target: float | None, width: int) -> list[str]:
+    """A heading and a line a run, of the same width in every call, so that a table can grow line by line."""
+    columns = ["accuracy", "uplink MB", "ratio", "claimed", "downlink MB"]
+    columns += [f"MB to {target:.0%}"] if target is not None else []
+    lines = ["method".ljust(width) + "".join(column.rjust(14) for column in columns)]
+    for row in rows:
+        cells = [
+            _shown(row["accuracy"], "{:.1%}"),
+            f"{row['uplink_bytes'] / 1e6:,.2f}",
+            _shown(row["wire_ratio"], "{:,.1f}x"),
+            _shown(row["claimed_ratio"], "{:,.1f}x"),
+            f"{row['downlink_bytes'] / 1e6:,.2f}",
+        ]
+        if target is not None:
+            reached = row["bytes_to_target"]
+            cells.append("never" if reached is None else f"{reached / 1e6:,.2f}")
+        lines.append(row["run"].ljust(width) + "".join(cell.rjust(14) for cell in cells))
+    return lines
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
 
 
 def methods() -> None:
@@ -168,23 +194,22 @@ def methods() -> None:
 
     Options go behind the name: fedfq@256:gain=true.
     """
+    import sys
+
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     from fedfq.methods import METHODS, make, options_of
 
-    rows = []
+    columns = ("method", "paper", "claimed cost", "client keeps", "server keeps", "unbiased", "options")
+    table = Table(*columns, box=box.SIMPLE, show_edge=False)
     for name in METHODS:
         method = make(name)
-        rows.append(
-            {
-                "method": name,
-                "paper": method.paper,
-                "claimed cost": method.claims,
-                "client keeps": method.client_memory,
-                "server keeps": method.server_memory,
-                "unbiased": "yes" if method.unbiased else "no",
-                "options": ", ".join(f"{option}={value}" for option, value in options_of(name).items()),
-            }
-        )
-    show_table(rows, wrap=True)
+        options = ", ".join(f"{option}={value}" for option, value in options_of(name).items())
+        memories = (method.client_memory, method.server_memory)
+        table.add_row(name, method.paper, method.claims, *memories, "yes" if method.unbiased else "no", options)
+    Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False).print(table)
 
 
 def _settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -235,7 +260,7 @@ def _machine(where: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _progress(rounds: int) -> Iterator[Callable[[str], Any]]:
-    """A bar on a terminal, else a line an evaluated round. Yields what makes a watcher, given the run's name."""
+    """A bar on a terminal, else ten lines. Yields what makes a watcher, given the run's name."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -262,35 +287,11 @@ def _progress(rounds: int) -> Iterator[Callable[[str], Any]]:
             ratio = sums["raw"] / max(sums["uplink"], 1)
             status = f"{accuracy}  {sums['uplink'] / 1e6:,.2f} MB up ({ratio:,.0f}x)"
             bar.update(number, completed=line["round"], status=status)
-            if not console.is_terminal and line["accuracy"] is not None:
+            tenth = line["round"] * 10 // rounds > (line["round"] - 1) * 10 // rounds
+            if not console.is_terminal and tenth:
                 typer.echo(f"{label}: round {line['round']}/{rounds}  {status}", err=True)
 
         return watch
 
     with bar:
         yield watcher
-
-
-def show_table(rows: list[dict[str, Any]], wrap: bool = False) -> None:
-    """Rows with the same keys as a table: numbers to the right, or long texts wrapped."""
-    import sys
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, show_edge=False)
-    for name in rows[0]:
-        left = isinstance(rows[0][name], str)
-        table.add_column(name, justify="left" if left else "right", no_wrap=not wrap)
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False).print(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

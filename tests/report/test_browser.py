@@ -1,0 +1,178 @@
+"""The page in a real browser, from a file, as its readers open it."""
+
+import shutil
+
+import pytest
+
+from fedfq.report.page import write_report
+from tests.report.folders import a_line, write_run, write_two
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+pytestmark = pytest.mark.browser
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUIET = ("background-networking", "component-update", "sync", "gpu")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
+    arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=arguments)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = write_two(tmp_path_factory.mktemp("report") / "compared")
+    write_run(folder / "unfinished", [a_line(n, 0.02 * n, 500) for n in range(1, 6)], rounds=9, method="fedfq@64")
+    return write_report([folder], folder / "report.html", target=0.8)
+
+
+@pytest.fixture
+def opened(browser, report):
+    """Opens the page; afterwards, it has complained about nothing and asked for nothing."""
+    contexts, complaints, requests = [], [], []
+
+    def open_page(width=1200, **options):
+        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
+        tab = contexts[-1].new_page()
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
+        tab.on("request", lambda request: requests.append(request.url))
+        tab.goto(report.as_uri())
+        tab.wait_for_selector(".chart .curve")
+        return tab
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+    assert {url for url in requests if not url.startswith("data:")} == {report.as_uri()}
+
+
+def first_column(tab):
+    return tab.locator("[aria-label=Summary] tbody th").all_inner_texts()
+
+
+def header(tab, name):
+    return tab.locator("[aria-label=Summary] thead button", has_text=name)
+
+
+def test_it_opens_and_nothing_runs_that_a_client_wrote(opened):
+    tab = opened()
+    assert tab.title() == "3 runs: digits, iid"
+    assert tab.locator(".chart").count() == 2 and tab.locator(".chart .curve").count() == 6
+    assert tab.get_by_text("onerror=alert(1)").is_visible()
+
+
+def test_pointing_at_a_curve_shows_exact_values(opened):
+    tab = opened()
+    over_bytes = tab.locator("figure").nth(1)
+    box = over_bytes.locator("g").nth(1).locator(".marker").nth(2).bounding_box()
+    assert not over_bytes.locator(".tip").is_visible()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    shown = over_bytes.locator(".tip").inner_text().split("\n")
+    assert shown[:5] == ["fedfq@8", "round 3", "accuracy 25.000%", "loss 0.75", "9,000 bytes uploaded"]
+    assert over_bytes.locator("g.faded").count() == 2
+    tab.mouse.move(5, 5)
+    assert not over_bytes.locator(".tip").is_visible()
+
+
+def test_arrow_keys_walk_along_the_curves(opened):
+    tab = opened()
+    over_rounds = tab.locator("figure").nth(0)
+    over_rounds.locator(".chart").focus()
+
+    def press(key):
+        tab.keyboard.press(key)
+        return over_rounds.locator(".tip").inner_text().split("\n")[:2]
+
+    assert press("ArrowRight") == ["fedavg", "round 1"]
+    assert press("ArrowRight") == ["fedavg", "round 2"]
+    assert press("ArrowDown") == ["fedfq@8", "round 2"]
+    assert press("ArrowUp") == ["fedavg", "round 2"]
+    tab.keyboard.press("Escape")
+    assert not over_rounds.locator(".tip").is_visible()
+
+
+def test_a_click_on_a_column_sorts_by_its_numbers(opened):
+    tab = opened()
+    header(tab, "Uplink").first.click()  # as text, 223.2 kB would come before 27 kB
+    assert first_column(tab) == ["fedfq@64 unfinished", "fedfq@8", "fedavg"]
+    assert tab.locator("[aria-label=Summary] [aria-sort=ascending]").inner_text().startswith("Uplink")
+    header(tab, "Uplink").first.click()
+    assert first_column(tab) == ["fedavg", "fedfq@8", "fedfq@64 unfinished"]
+    assert tab.locator("[aria-sort]").count() == 1
+
+
+def test_the_keyboard_sorts_too_and_gaps_stay_last(opened):
+    tab = opened()
+    for key in ("Enter", "Space"):  # up, and down again
+        header(tab, "Uplink to").focus()
+        tab.keyboard.press(key)
+        assert first_column(tab)[-1] == "fedfq@64 unfinished"
+    assert first_column(tab)[0] == "fedavg"
+
+
+def test_the_legend_hides_a_run_in_both_charts(opened):
+    tab = opened()
+    button = tab.locator(".legend button").first
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false" and tab.locator(".chart .curve").count() == 4
+    for other in tab.locator(".legend button").all()[1:]:
+        other.click()
+    assert tab.get_by_text("no run is selected").count() == 2
+    button.click()
+    assert tab.locator(".chart .curve").count() == 2
+
+
+def test_light_and_dark(opened):
+    def colours(scheme):
+        read = "element => [getComputedStyle(element).color, getComputedStyle(element).backgroundColor]"
+        return opened(color_scheme=scheme).locator("body").evaluate(read)
+
+    assert colours("light") == ["rgb(27, 31, 36)", "rgb(255, 255, 255)"]
+    assert colours("dark") == ["rgb(230, 232, 235)", "rgb(21, 24, 28)"]
+
+
+@pytest.mark.parametrize("width", [400, 800, 1600])
+def test_nothing_is_cut_off(opened, width):
+    """Tables scroll by themselves; no text of a chart overlaps another or leaves the chart."""
+    tab = opened(width)
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    for chart in tab.locator(".chart").all():
+        box = chart.bounding_box()
+        boxes = [label.bounding_box() for label in chart.locator("text").all()]
+        for place, one in enumerate(boxes):
+            assert box["x"] - 0.5 <= one["x"] and one["x"] + one["width"] <= box["x"] + box["width"] + 0.5
+            assert one["y"] + one["height"] <= box["y"] + box["height"] + 0.5
+            assert not any(overlap(one, other) for other in boxes[:place])
+    tab.locator(".chart").last.focus()
+    for key in ("ArrowRight", *["ArrowDown"] * 2, *["ArrowRight"] * 8):
+        tab.keyboard.press(key)
+        tip = tab.locator("figure").last.locator(".tip").bounding_box()
+        assert tip["x"] >= 0 and tip["x"] + tip["width"] <= width
+
+
+def overlap(one, other):
+    return all(
+        one[start] < other[start] + other[size] - 1 and other[start] < one[start] + one[size] - 1
+        for start, size in (("x", "width"), ("y", "height"))
+    )
+
+
+def test_paper_is_white_and_has_everything(opened):
+    tab = opened(color_scheme="dark")
+    tab.emulate_media(media="print")
+    assert tab.locator("body").evaluate("element => getComputedStyle(element).backgroundColor") == "rgb(255, 255, 255)"
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert tab.locator("details:not([open])").count() == 0
+    tab.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert tab.locator("details:not([open])").count() > 0

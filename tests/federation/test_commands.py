@@ -17,7 +17,7 @@ from fedfq.federation.folder import Folder
 from tests.test_cli import ok, refused
 
 SMALL = ("--rounds", "2", "--clients", "6", "--per-round", "2", "--local-steps", "1", "--workers", "1")
-KILLS = 3  # python -m tests.federation.test_commands 20 does it twenty times
+KILLS = 2  # python -m tests.federation.test_commands 20 does it twenty times
 
 
 @pytest.fixture(autouse=True)
@@ -150,7 +150,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(working_directory: Path) -> Non
 def killed_and_resumed(folder: Path, kills: int) -> None:
     """kill -9 at random moments, of a run in two processes with memories; then the same bytes as without."""
     rng = random.Random(7)
-    options = ("--method", "fedfq@32:error_feedback=true", "--rounds", "30", "--checkpoint-every", "3")
+    options = ("--method", "fedfq@32:error_feedback=true", "--rounds", "15", "--checkpoint-every", "3")
     command = [sys.executable, "-c", "from fedfq.cli import main; main()", "run", *options, "--workers", "2", "--out"]
     subprocess.run([*command, str(folder / "whole")], check=True, capture_output=True)
     happened = 0

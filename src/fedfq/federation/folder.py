@@ -52,11 +52,13 @@ class Folder:
 
     # Beginning
 
-    def begin(self, config: Config) -> None:
-        """Make the folder; one that holds anything already is refused."""
+    def refuse_if_taken(self) -> None:
+        """A folder that holds anything already is not for a new run."""
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             what = "already holds a run (--resume continues it)" if self.holds_run else "is not empty"
             raise ValueError(f"{self.path}: {what}")
+
+    def begin(self, config: Config) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self.path / "run.json", json.dumps({"config": asdict(config), **environment()}, indent=1).encode())
 

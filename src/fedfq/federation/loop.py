@@ -22,6 +22,7 @@ from fedfq.codec.errors import PayloadError
 from fedfq.federation.clients import SAMPLING, Answer, Clients, Job, random
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Checkpoint, Folder
+from fedfq.methods import Order
 from fedfq.methods.method import Array
 
 Watch = Callable[[dict[str, Any], dict[str, float]], None]
@@ -46,9 +47,11 @@ def run(
     """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round."""
     folder = Folder(out)
     if not resume:
-        folder.begin(config)
+        folder.refuse_if_taken()
     with Clients(config, data_dir, folder.memories.folder, min(workers, config.per_round)) as clients:
         federation = Federation(config, clients)
+        if not resume:
+            folder.begin(config)
         if (checkpoint := folder.restore()) is not None:
             federation.load(checkpoint)
         while federation.round < config.rounds:
@@ -69,7 +72,10 @@ class Federation:
         self.config = config
         self.clients = clients
         self.theta = {name: value.copy() for name, value in clients.initial.items()}
-        self.server = config.make_method().server(self.theta)
+        method = config.make_method()
+        nothing = {name: np.zeros_like(value) for name, value in self.theta.items()}
+        method.encode(nothing, {}, Order(0, 0, 0))  # a budget too small for any update is refused before one is trained
+        self.server = method.server(self.theta)
         self.memories: dict[int, int] = {}
         self.round = 0
         self.sample: bytes | None = None  # the last payload that was accepted

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from fedfq.codec.codec import Codec
-from fedfq.codec.decode import decode_parsed, parse
 from fedfq.codec.kernels import Array
-from fedfq.codec.layout import EXACT, Tensor, read, specs
+from fedfq.codec.layout import EXACT, Tensor, read
 
 RESIDUAL, PREVIOUS = "residual/", "previous/"
 
@@ -31,10 +29,8 @@ class ErrorFeedback:
     def encode(self, update: Any, seed: int = 0) -> bytes:
         """The payload of update + memory. If it fails, the memory is as before."""
         tensors = [self._corrected(tensor) for tensor in read(update, self.codec.keep)]
-        payload = self.codec.encode_tensors(tensors, seed)
-        # Without the gain: the residual of a scaled update would no longer contract.
-        parsed = replace(parse(payload, specs({t.spec.name: t.array for t in tensors})), gain=1.0)
-        sent = decode_parsed(parsed, self.codec.threads)
+        # Decoded without the gain: the residual of a scaled update would no longer contract.
+        payload, sent = self.codec.encode_and_decode(tensors, seed)
         left_out = {t.spec.name: t.array - sent[t.spec.name] for t in tensors if t.kind != EXACT}
         self._previous, self.residual = self.residual, self.residual | left_out
         return payload

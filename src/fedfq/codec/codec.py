@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from . import payload as pay
 from .decode import decode_parsed, parse
 from .errors import BudgetError
+from .kernels import Array
 from .layout import QUANTIZED, Spec, Tensor, raw_bytes, read
 from .parallel import workers
 from .plan import Plan
@@ -120,16 +122,24 @@ class Codec:
         Same update and seed: same bytes. Only stochastic rounding and cgsa draw random numbers.
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
-        return self.encode_tensors(read(update, self.keep), seed)
-
-    def encode_tensors(self, tensors: list[Tensor], seed: int) -> bytes:
-        """`encode`, for tensors that were read already."""
+        tensors = read(update, self.keep)
         payload = self._encode(tensors, seed)
-        return pay.set_gain(payload, self._gain(tensors, payload)) if self.gain else payload
+        return self._with_gain(payload, tensors, self._decoded(payload, tensors)) if self.gain else payload
 
-    def _gain(self, tensors: list[Tensor], payload: bytes) -> float:
-        """<h, h> / <h, q> over the quantised tensors, q being the payload's; 1 where nothing was sent."""
-        decoded = decode_parsed(parse(payload, [tensor.spec for tensor in tensors]), self.threads)
+    def encode_and_decode(self, tensors: list[Tensor], seed: int) -> tuple[bytes, dict[str, Array]]:
+        """The payload of tensors that were read already, and what it decodes to, without its gain."""
+        payload = self._encode(tensors, seed)
+        decoded = self._decoded(payload, tensors)
+        return (self._with_gain(payload, tensors, decoded) if self.gain else payload), decoded
+
+    def _decoded(self, payload: bytes, tensors: list[Tensor]) -> dict[str, Array]:
+        """What the payload makes of the tensors, in float32 where they are floats."""
+        single = np.dtype(np.float32)
+        layout = [replace(t.spec, dtype=single) if t.spec.is_float else t.spec for t in tensors]
+        return decode_parsed(parse(payload, layout), self.threads)
+
+    def _with_gain(self, payload: bytes, tensors: list[Tensor], decoded: dict[str, Array]) -> bytes:
+        """The payload, with <h, h> / <h, q> over the quantised tensors, q being what it decodes to; 1 if that is 0."""
         energy = product = 0.0
         for tensor in tensors:
             if tensor.kind == QUANTIZED:
@@ -137,7 +147,7 @@ class Codec:
                 energy += float(np.vdot(h, h))
                 product += float(np.vdot(h, decoded[tensor.spec.name]))
         gain = energy / product if product > 0 else 1.0
-        return gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0
+        return pay.set_gain(payload, gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0)
 
     def _encode(self, tensors: list[Tensor], seed: int) -> bytes:
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]

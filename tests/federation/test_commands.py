@@ -34,7 +34,7 @@ def test_a_run_has_a_folder_of_its_own(working_directory: Path) -> None:
     folder = working_directory / "runs" / "digits-fedfq@32-0"
     assert str(folder.relative_to(working_directory)) in shown
     described = json.loads((folder / "run.json").read_text())
-    assert described["config"]["options"] == {"ratio": 32.0} and described["torch"]
+    assert described["config"]["options"]["ratio"] == 32.0 and described["torch"]
     assert len(Folder(folder).rounds()) == 2 and (folder / "model.safetensors").is_file()
 
 

@@ -34,7 +34,7 @@ class Config:
     seed: int = 0
     eval_every: int = 1
     checkpoint_every: int = 10
-    options: dict[str, Any] = field(default_factory=dict)  # of the method
+    options: dict[str, Any] = field(default_factory=dict)  # of the method, all of them
 
     @staticmethod
     def make(**given: Any) -> Config:
@@ -43,6 +43,8 @@ class Config:
         task = tasks.get(given.pop("task", "digits"))
         name, options = methods.parse(given.pop("method", "fedfq"))
         options |= given.pop(METHOD_OPTIONS, {})
+        made = methods.make(name, **options)
+        options = {option: getattr(made, option) for option in methods.options_of(name)}
         if "local_steps" in given and "local_epochs" in given:
             raise ValueError("give local_steps or local_epochs, not both")
         values = asdict(task.defaults) | {"local_epochs": None}
@@ -80,9 +82,11 @@ class Config:
     @property
     def label(self) -> str:
         """The method and its options in short, as `methods.parse` reads them."""
-        rest = dict(self.options)
-        ratio = f"@{rest.pop('ratio'):g}" if "ratio" in rest else ""
-        return self.method + ratio + "".join(f":{name}={_text(value)}" for name, value in rest.items())
+        defaults = methods.options_of(self.method)
+        shown = {name: value for name, value in self.options.items() if value != defaults[name] and name != "ratio"}
+        ratio = self.options.get("ratio")
+        at = "" if ratio is None else f"@{ratio:g}"
+        return self.method + at + "".join(f":{name}={_text(value)}" for name, value in shown.items())
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from .wire import lengths
 class FedFQ(Method):
     ratio: float = 256
     basis: Literal["adaptive", "identity"] = "adaptive"
-    error_feedback: bool = False
+    error_feedback: bool = True
     gain: bool = False
 
     paper: ClassVar[str] = "this project (FedFQ with real-valued widths)"

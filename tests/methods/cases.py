@@ -23,6 +23,7 @@ VARIANTS = {
     "fedpaq, max": ("fedpaq", {"norm": "max", "levels": 2}),
     "dadaquant, 50 levels": ("dadaquant", {"levels": 50}),
     "fedfq, memory and gain": ("fedfq", {"error_feedback": True, "gain": True}),
+    "fedfq, no memory": ("fedfq", {"error_feedback": False}),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in METHODS}, **VARIANTS}
 

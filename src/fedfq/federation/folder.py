@@ -19,6 +19,7 @@ import platform
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -133,8 +134,9 @@ class Folder:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and hardware."""
+    """Date, versions and hardware."""
     return {
+        "date": datetime.now(UTC).date().isoformat(),
         "fedfq": fedfq.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,

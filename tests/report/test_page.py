@@ -115,9 +115,9 @@ def test_what_differs_comes_first(tmp_path):
     write_run(tmp_path / "b", [a_line(1, 0.2)], method="fedfq@64", lr=0.5)
     html = page(read_runs([tmp_path]))
     head, first, second = Outline(html).tables["What differs between the runs"]
-    assert [cell[0] for cell in head] == ["Run", "option gain", "option ratio"]
-    assert [cell[0] for cell in first[1:]] == ["True", "–"]
-    assert [cell[0] for cell in second[1:]] == ["–", "64"]
+    assert [cell[0] for cell in head] == ["Run", "option ratio", "option gain"]
+    assert [cell[0] for cell in first[1:]] == ["256", "True"]
+    assert [cell[0] for cell in second[1:]] == ["64", "False"]
     assert "<dt>lr</dt><dd>0.5</dd>" in html and "toaster, 2 cores" in html
 
 

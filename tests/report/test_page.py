@@ -4,6 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from fedfq.methods import METHODS
 from fedfq.report.markup import duration, short_bytes, text
 from fedfq.report.page import MOST_REJECTED, page, write_page, write_report
 from fedfq.report.runs import read_runs
@@ -119,6 +120,15 @@ def test_what_differs_comes_first(tmp_path):
     assert [cell[0] for cell in first[1:]] == ["256", "True"]
     assert [cell[0] for cell in second[1:]] == ["64", "False"]
     assert "<dt>lr</dt><dd>0.5</dd>" in html and "toaster, 2 cores" in html
+
+
+def test_every_method_on_one_page(tmp_path):
+    """Options that some methods lack and that are empty for others are neither different nor an error."""
+    for name in METHODS:
+        write_run(tmp_path / name, [a_line(1, 0.2)], method=name)
+    html = page(read_runs([tmp_path]))
+    assert len(Outline(html).tables["What differs between the runs"]) == 1 + len(METHODS)
+    assert "<dt>option sparsity</dt>" in html
 
 
 def test_one_run_differs_from_nothing(tmp_path):

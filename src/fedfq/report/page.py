@@ -315,7 +315,8 @@ def _configuration(runs: Sequence[RunData], names: Names) -> str:
         ]
         columns = [("Run", False), *((text(key), numeric[key]) for key in differing)]
         parts.append(markup.table("What differs between the runs", columns, rows))
-    rest = markup.pairs((key, markup.NOTHING if described[0][key] is None else described[0][key]) for key in common)
+    shared = {key: described[0].get(key) for key in common}
+    rest = markup.pairs((key, markup.NOTHING if value is None else value) for key, value in shared.items())
     title = "What all runs have in common" if len(runs) > 1 else "All of it"
     parts.append(markup.folded(title, rest, unfolded=not differing))
     parts.append(markup.folded("Folders", markup.pairs((run.label, run.path) for run in runs)))

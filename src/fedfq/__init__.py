@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fedfq.codec.decode import Accumulator, decode
     from fedfq.codec.errors import BudgetError, FedFQError, PayloadError
     from fedfq.codec.inspect import Report, TensorReport, inspect
+    from fedfq.codec.shared import SharedBasis
     from fedfq.feedback import ErrorFeedback
 
 __version__ = "0.1.0"
@@ -18,15 +19,16 @@ _HOMES = {
     "fedfq.codec.decode": ("Accumulator", "decode"),
     "fedfq.codec.errors": ("BudgetError", "FedFQError", "PayloadError"),
     "fedfq.codec.inspect": ("Report", "TensorReport", "inspect"),
+    "fedfq.codec.shared": ("SharedBasis",),
     "fedfq.feedback": ("ErrorFeedback",),
 }
 
 
-def encode(update: Any, *, seed: int = 0, **options: Any) -> bytes:
+def encode(update: Any, *, seed: int = 0, shared_basis: "SharedBasis | None" = None, **options: Any) -> bytes:
     """`Codec(**options).encode(update, seed)`: for instance `encode(update, ratio=64)`."""
     from fedfq.codec.codec import Codec
 
-    return Codec(**options).encode(update, seed)
+    return Codec(**options).encode(update, seed, shared_basis=shared_basis)
 
 
 def __getattr__(name: str) -> Any:
@@ -48,6 +50,7 @@ __all__ = [
     "Codec",
     "Accumulator",
     "ErrorFeedback",
+    "SharedBasis",
     "Report",
     "TensorReport",
     "FedFQError",

@@ -264,7 +264,7 @@ def decode(
     payload = source.read_bytes()
     model_path = like or base
     model = read_tensors(model_path) if model_path else None
-    limit = {} if max_bytes is None else {"max_bytes": max_bytes}
+    limit: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
     with _naming(source, model_path):
         fedfq.inspect(payload, like=model)  # what is no payload is refused before anything is compiled
         _announce_compilation()

@@ -10,6 +10,7 @@ import numpy as np
 from fedfq.codec.codec import Codec
 from fedfq.codec.kernels import Array
 from fedfq.codec.layout import EXACT, Tensor, read
+from fedfq.codec.shared import SharedBasis
 
 RESIDUAL, PREVIOUS = "residual/", "previous/"
 
@@ -26,11 +27,11 @@ class ErrorFeedback:
         self.residual: dict[str, Array] = {}
         self._previous: dict[str, Array] | None = None
 
-    def encode(self, update: Any, seed: int = 0) -> bytes:
+    def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
         """The payload of update + memory. If it fails, the memory is as before."""
         tensors = [self._corrected(tensor) for tensor in read(update, self.codec.keep)]
         # Decoded without the gain: the residual of a scaled update would no longer contract.
-        payload, sent = self.codec.encode_and_decode(tensors, seed)
+        payload, sent = self.codec.encode_and_decode(tensors, seed, shared_basis)
         left_out = {t.spec.name: t.array - sent[t.spec.name] for t in tensors if t.kind != EXACT}
         self._previous, self.residual = self.residual, self.residual | left_out
         return payload

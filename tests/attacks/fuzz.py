@@ -2,7 +2,8 @@
 
 Each mutant goes through `decode` (without a model, with the model, with a small limit), `inspect` and
 `Accumulator.add`. Each must end in finite arrays of the stated layout or in a `PayloadError`, soon, and in memory that
-follows from the payload's size and the model or the limit; a refused payload must leave an accumulator as it was.
+follows from the payload's size and the model or the limit; a refused payload must leave an accumulator as it was. Those
+of a payload made with a shared basis are given that basis, and decoded without it once more, which must be refused.
 
     NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=/tmp/checked python -W error -m tests.attacks.fuzz
 
@@ -72,10 +73,14 @@ class Fuzzer:
     def run(self, what: str, entry: Entry, data: bytes) -> None:
         """All calls with one payload."""
         entries = sum(array.size for array in entry.model.values())
+
+        def decode(**options: Any) -> Callable[[], Any]:
+            return lambda: fedfq.decode(data, shared_basis=entry.basis, **options)
+
         decoded = [
-            self._call(what, "decode", data, lambda: fedfq.decode(data, max_bytes=LIMIT), LIMIT // 4, LAYOUT_BYTES),
-            self._call(what, "small", data, lambda: fedfq.decode(data, max_bytes=SMALL_LIMIT), 256, LAYOUT_BYTES),
-            self._call(what, "like", data, lambda: fedfq.decode(data, like=entry.model), entries, 0),
+            self._call(what, "decode", data, decode(max_bytes=LIMIT), LIMIT // 4, LAYOUT_BYTES),
+            self._call(what, "small", data, decode(max_bytes=SMALL_LIMIT), 256, LAYOUT_BYTES),
+            self._call(what, "like", data, decode(like=entry.model), entries, 0),
         ]
         for result, limit in zip(decoded, (LIMIT, SMALL_LIMIT, None)):
             if result is not None:
@@ -86,11 +91,21 @@ class Fuzzer:
         if report is None and any(result is not None for result in decoded[:2]):
             raise Broken(f"decodes, but inspect refuses: {data.hex()}")
         self._accumulate(what, entry, data, entries, decoded[2])
+        if entry.basis is not None:
+            self._without_basis(what, entry, data, entries, decoded[2])
+
+    def _without_basis(self, what: str, entry: Entry, data: bytes, entries: int, decoded: Any) -> None:
+        refused = self.tally.outcomes["bare basis"]
+        bare = self._call(what, "bare", data, lambda: fedfq.decode(data, like=entry.model), entries, 0)
+        if bare is not None and data[3] & pay.HAS_BASIS:
+            raise Broken(f"decodes without its shared basis: {data.hex()}")
+        if (bare is None) != (decoded is None) and self.tally.outcomes["bare basis"] == refused:
+            raise Broken(f"decode disagrees with itself without the shared basis: {data.hex()}")
 
     def _accumulate(self, what: str, entry: Entry, data: bytes, entries: int, decoded: Any) -> None:
         server = self.servers[entry.name]
         sums, weight = {name: total.tobytes() for name, total in server._sums.items()}, server.weight
-        self._call(what, "accumulate", data, lambda: server.add(data, 2.0), entries, 0)
+        self._call(what, "accumulate", data, lambda: server.add(data, 2.0, shared_basis=entry.basis), entries, 0)
         if (server.weight != weight) != (decoded is not None):
             raise Broken(f"decode and Accumulator.add disagree: {data.hex()}")
         if decoded is not None:
@@ -131,7 +146,7 @@ class Fuzzer:
 
 def _server(entry: Entry) -> fedfq.Accumulator:
     server = fedfq.Accumulator(entry.model)
-    server.add(entry.payload, 0.5)
+    server.add(entry.payload, 0.5, shared_basis=entry.basis)
     return server
 
 
@@ -158,7 +173,7 @@ def fuzz(count: int, seed: int = 0, *, memory: bool = True, progress: bool = Fal
         entries = corpus()
         fuzzer = Fuzzer(entries, memory=memory)
         for entry in entries:  # every kernel is compiled and every valid payload passes before anything is measured
-            fedfq.decode(entry.payload, like=entry.model)
+            fedfq.decode(entry.payload, like=entry.model, shared_basis=entry.basis)
         if memory:
             tracemalloc.start()
         try:

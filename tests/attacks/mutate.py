@@ -29,9 +29,10 @@ from fedfq.codec.payload import Reader, varint
 from fedfq.codec.quantize import nonzero
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Body = bytes | list[bytes]  # of a section: as it is, or its tiles (behind the scales of widths, the rank of factors)
+Body = bytes | list[bytes]  # of a section: as it is, or its pieces, which are those of `head` and its tiles
 
-FACTORED = (pay.FACTORS, pay.FACTORS_AND_PLAIN)
+FACTORED = tuple(pay.FACTOR_KINDS)
+KNOWN = pay.RIGHT_KNOWN | pay.LEFT_KNOWN
 SMALL_TILE_CELLS, SMALL_TILE_SIDE = 1 << 10, 1 << 5
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -66,6 +67,7 @@ class Parts:
     step: bytes
     sections: list[tuple[int, Body]]
     gain: bytes = b""
+    basis: bytes = b""  # the digest of the shared basis
     version: int = pay.VERSION
 
 
@@ -103,12 +105,19 @@ def join_tiles(tiles: list[bytes]) -> bytes:
     return b"".join(varint(len(tile)) + tile for tile in tiles[:-1]) + (tiles[-1] if tiles else b"")
 
 
+def head(kind: int) -> str:
+    """The pieces before a section's plain tiles: scales (s), numbers (n), and tiles with a length each (t).
+
+    Factors are the rank, V and A; a side in known directions is their number, their tile and that of the rest.
+    """
+    if kind not in FACTORED:
+        return "s" if kind == pay.WIDTHS else ""
+    return "n" + "".join("ntt" if kind & known else "t" for known in (pay.RIGHT_KNOWN, pay.LEFT_KNOWN))
+
+
 def join_body(kind: int, body: list[bytes]) -> bytes:
-    if kind == pay.WIDTHS:
-        return body[0] + join_tiles(body[1:])
-    if kind in FACTORED:  # V and A have a length each, also where nothing follows
-        return body[0] + b"".join(varint(len(tile)) + tile for tile in body[1:3]) + join_tiles(body[3:])
-    return join_tiles(body)
+    first = [varint(len(piece)) + piece if what == "t" else piece for what, piece in zip(head(kind), body)]
+    return b"".join(first) + join_tiles(body[len(first) :])
 
 
 def section(kind: int, body: Body) -> bytes:
@@ -124,7 +133,8 @@ def assemble(parts: Parts, *, packed: bytes | None = None, tail: bytes = b"") ->
         if not parts.flags & pay.LAYOUT_IS_DIGEST:
             compressed = deflated(parts.table)
             packed = varint(len(compressed)) + compressed
-    body = parts.gain + packed + parts.step + b"".join(section(*part) for part in parts.sections) + tail
+    sections = b"".join(section(*part) for part in parts.sections)
+    body = parts.gain + parts.basis + packed + parts.step + sections + tail
     return seal(pay.HEAD.pack(pay.MAGIC, parts.version & 255, parts.flags & 255, 0) + body)
 
 
@@ -133,6 +143,7 @@ def take_apart(payload: bytes, model: dict[str, Array]) -> Parts:
     reader = Reader(payload)
     flags = bytes(reader.take(8))[3]
     gain = bytes(reader.take(4)) if flags & pay.HAS_GAIN else b""
+    basis = bytes(reader.take(8)) if flags & pay.HAS_BASIS else b""
     if flags & pay.LAYOUT_IS_DIGEST:
         table = bytes(reader.take(8))
         names = sorted(model)
@@ -150,15 +161,18 @@ def take_apart(payload: bytes, model: dict[str, Array]) -> Parts:
         if kind in (pay.WIDTHS, *pay.STEPPED_KINDS):
             body = _split_tiles(body, kind, len(lay.tiles(model[name].shape)))
         sections.append((kind, body))
-    return Parts(flags, table, step, sections, gain)
+    return Parts(flags, table, step, sections, gain, basis)
 
 
 def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
     reader = Reader(body)
-    result = [bytes(reader.take(12))] if kind == pay.WIDTHS else []
-    if kind in FACTORED:
-        result = [varint(reader.varint()), *(bytes(reader.take(reader.varint())) for _ in range(2))]
-    if kind == pay.FACTORS:
+    result = []
+    for what in head(kind):
+        if what == "n":
+            result.append(varint(reader.varint()))
+        else:
+            result.append(bytes(reader.take(12 if what == "s" else reader.varint())))
+    if kind in FACTORED and not kind & pay.AND_PLAIN:
         return result
     result += [bytes(reader.take(reader.varint())) for _ in range(number - 1)]
     return [*result, bytes(reader.take(reader.left()))]
@@ -211,12 +225,13 @@ def random_header(noise: random.Random) -> tl.Header:
 
 @dataclass(frozen=True)
 class Entry:
-    """A valid payload, the model it belongs to, and the payload taken apart."""
+    """A valid payload, the model it belongs to, the payload taken apart, and the shared basis it was made with."""
 
     name: str
     payload: bytes
     model: dict[str, Array]
     parts: Parts
+    basis: fedfq.SharedBasis | None = None
 
 
 def _updates(rng: np.random.Generator) -> dict[str, dict[str, Array]]:
@@ -255,7 +270,8 @@ def _updates(rng: np.random.Generator) -> dict[str, dict[str, Array]]:
 
 
 def corpus(seed: int = 0, wild: int = 60) -> list[Entry]:
-    """Valid payloads: all section kinds, one tile and several, both layouts, three allocators; and wild tiles."""
+    """Valid payloads: all section kinds, one tile and several, both layouts, three allocators, with a shared basis and
+    without; and wild tiles."""
     rng = np.random.default_rng(seed)
     codecs: dict[str, dict[str, Any]] = {
         "fine": {"step": 0.01, "basis": "identity"},
@@ -273,7 +289,51 @@ def corpus(seed: int = 0, wild: int = 60) -> list[Entry]:
         for title, options in codecs.items():
             payload = fedfq.encode(update, **options)
             result.append(Entry(f"{name}, {title}", payload, model, take_apart(payload, model)))
-    return [*result, *_brink(rng), *_wild_entries(random.Random(seed), wild)]
+    return [*result, *_shared(np.random.default_rng(seed)), *_brink(rng), *_wild_entries(random.Random(seed), wild)]
+
+
+def basis_of(drift: dict[str, Array]) -> fedfq.SharedBasis:
+    """That of a model which has moved so from zero."""
+    return fedfq.SharedBasis(drift, {name: np.zeros_like(array) for name, array in drift.items()})
+
+
+def _shared(rng: np.random.Generator) -> Iterator[Entry]:
+    """Updates in directions of the drift: of its rows and its columns, of one of them, of neither; and with more."""
+
+    def normal(*shape: int) -> Array:
+        return rng.normal(size=shape).astype(np.float32)
+
+    def as_kernel(matrix: Array) -> Array:
+        return matrix.reshape(8, 3, 8, 3).transpose(0, 2, 1, 3)
+
+    left, right, small = normal(40, 4), normal(48, 4), normal(24, 2)
+    drift, outer = left @ right.T, normal(40, 1) @ normal(1, 48)
+    inside = {
+        "both": left @ normal(4, 2) @ normal(2, 4) @ right.T,
+        "rows": normal(40, 2) @ normal(2, 4) @ right.T,
+        "columns": left @ normal(4, 2) @ normal(2, 48),
+    }
+    spikes = 3 * normal(40, 48) * (rng.random((40, 48)) < 0.02)
+    update = {
+        **inside,
+        **{f"{name} and more": array + spikes for name, array in inside.items()},
+        **{"nearly": inside["both"] + outer / 2, "neither": outer, "still": -outer},
+        **{"kernel": as_kernel(small @ normal(2, 24)), "bias": normal(30), "steps": np.array([7, 8])},
+    }
+    model = {name: drift if array.shape == drift.shape else array for name, array in update.items()}
+    model |= {"still": np.zeros_like(drift), "kernel": as_kernel(small @ normal(2, 24))}
+    codecs: dict[str, dict[str, Any]] = {
+        "fine": {"step": 0.05},
+        "coarse": {"step": 2.0},
+        "digest": {"step": 0.5, "layout": "digest", "gain": True},
+        "budget": {"ratio": 30},
+    }
+    groups = [(title, list(model), options) for title, options in codecs.items()]
+    for title, names, options in [*groups, *((name, [name], codecs["coarse"]) for name in (*inside, "kernel"))]:
+        moved = {name: model[name] for name in names}
+        basis = basis_of(moved)
+        payload = fedfq.encode({name: update[name] for name in names}, shared_basis=basis, **options)
+        yield Entry(f"shared, {title}", payload, moved, take_apart(payload, moved), basis)
 
 
 def tile_of(levels: Any) -> bytes:
@@ -285,16 +345,23 @@ def tile_of(levels: Any) -> bytes:
 
 def _brink(rng: np.random.Generator) -> Iterator[Entry]:
     """Values of the largest float32, which any weight above 1 takes beyond it."""
-    model = {"w": np.zeros((8, 8), np.float32)}
-    factors = [b"\1", *(tile_of(rng.integers(-1, 2, (8, 1))) for _ in range(2))]
-    bodies: dict[int, Body] = {
-        pay.PLAIN: [tile_of(rng.integers(-1, 2, (8, 8)))],
-        pay.FACTORS: factors,
-        pay.FACTORS_AND_PLAIN: [*factors, tile_of(rng.integers(-1, 2, (8, 8)))],
-    }
-    for kind, body in bodies.items():
-        parts = Parts(pay.HAS_STEP, entry("w", "float32", 8, 8), step_bytes(FLOAT32_MAX), [(kind, body)])
-        yield Entry(f"brink {kind}", assemble(parts), model, parts)
+    model = {"w": np.kron([[1, 0], [0, 0]], np.ones((4, 4))).astype(np.float32)}
+    basis = basis_of(model)
+    plain, side = (tile_of(rng.integers(-1, 2, (8, width))) for width in (8, 1))
+    inside = [b"\1", tile_of([[1]])]  # the one known direction, whose entries are 1/2 and 0
+    for kind in (pay.PLAIN, *FACTORED):
+        right = [*inside, side] if kind & pay.RIGHT_KNOWN else [side]
+        left = [*inside, b""] if kind & pay.LEFT_KNOWN else [side]
+        body = [b"\1", *right, *left] if kind in FACTORED else []
+        flags, known = (pay.HAS_BASIS, basis) if kind in FACTORED and kind & KNOWN else (0, None)
+        parts = Parts(
+            pay.HAS_STEP | flags,
+            entry("w", "float32", 8, 8),
+            step_bytes(FLOAT32_MAX),
+            [(kind, [*body, plain] if kind & 1 else body)],  # PLAIN and AND_PLAIN
+            basis=basis.digest if flags else b"",
+        )
+        yield Entry(f"brink {kind}", assemble(parts), model, parts, known)
 
 
 def _wild_body(tile: Tile, noise: random.Random, **fixed: int) -> bytes:
@@ -305,28 +372,44 @@ def _wild_body(tile: Tile, noise: random.Random, **fixed: int) -> bytes:
     return pay._write_header(found[0]) + found[1]
 
 
+def _wild_side(kind: int, side: int, rank: int, held: int, noise: random.Random) -> list[bytes]:
+    """The pieces of V or A: random content, in known directions or not (`kind` is 0); one tile of two may be empty."""
+    rest = _wild_body(Tile(0, rank, side, rank), noise)
+    if not kind:
+        return [rest]
+    directions = noise.randint(1, held)
+    inside = _wild_body(Tile(0, rank, directions, rank), noise)
+    return [varint(directions), *noise.choice(((inside, rest), (inside, b""), (b"", rest)))]
+
+
 def _wild_entries(noise: random.Random, number: int) -> Iterator[Entry]:
     shapes = ((1, 1), (1, 64), (4, 8), (8, 64), (9, 70), (30, 33), (32, 32))
+    rng = np.random.default_rng(noise.getrandbits(32))
+    bases = {shape: basis_of({"w": rng.normal(size=shape)}) for shape in shapes}
     found = 0
     while found < number:
-        shape = noise.choice(shapes)
+        factored = found % 3 == 0
+        shape = noise.choice(shapes[3:] if factored else shapes)
         (tile,) = lay.tiles(shape)
-        kind, body = pay.PLAIN, [_wild_body(tile, noise)]
-        if noise.random() < 0.25:
+        kind, body, known = pay.PLAIN, [_wild_body(tile, noise)], noise.choice((bases[shape], None))
+        if factored:
+            kind, rank = noise.choice(FACTORED), noise.choice((1, 2, 7, 8))
+            known = bases[shape] if kind & KNOWN else known
+            held = bases[shape].held["w"].right.shape[1]
+            right = _wild_side(kind & pay.RIGHT_KNOWN, shape[1], rank, held, noise)
+            left = _wild_side(kind & pay.LEFT_KNOWN, shape[0], rank, held, noise)
+            body = [varint(rank), *right, *left, *(body if kind & pay.AND_PLAIN else [])]
+        elif noise.random() < 0.25:
             scales = struct.pack("<3f", *noise.choices((0.0, 1e-45, 1.0, FLOAT32_MAX), k=3))
             kind, body = pay.WIDTHS, [scales, _wild_body(tile, noise, base=-128)]  # small levels, mostly
-        elif min(shape) >= 8 and noise.random() < 0.7:
-            rank = noise.choice((1, 2, 7, 8))
-            factors = [_wild_body(Tile(0, rank, side, rank), noise) for side in reversed(shape)]
-            kind = noise.choice(FACTORED)
-            body = [varint(rank), *factors, *(body if kind == pay.FACTORS_AND_PLAIN else [])]
         step = step_bytes(noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)), 0, 15, noise.randbytes(16))
         gain = struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)))
         table = entry("w", noise.choice(lay.DTYPES[:4]), *shape)
-        parts = Parts(pay.HAS_STEP | pay.HAS_GAIN, table, step, [(kind, body)], gain)
+        flags, digest = (pay.HAS_BASIS, known.digest) if known is not None else (0, b"")
+        parts = Parts(pay.HAS_STEP | pay.HAS_GAIN | flags, table, step, [(kind, body)], gain, digest)
         payload = assemble(parts)
         with suppress(fedfq.PayloadError):  # a level that no width has, factors beyond float32
-            yield Entry(f"wild {found}", payload, fedfq.decode(payload), parts)
+            yield Entry(f"wild {found}", payload, fedfq.decode(payload, shared_basis=known), parts, known)
             found += 1
 
 
@@ -411,7 +494,7 @@ def kind_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         return assemble(parts, tail=noise.randbytes(3))
     at = noise.randrange(len(parts.sections))
     body = section(*parts.sections[at])
-    kind = bytes([noise.choice((*range(8), *FACTORED, *FACTORED, 18, 31, 255))])
+    kind = bytes([noise.choice((*range(8), *FACTORED, 24, 31, 255))])
     before = b"".join(section(*part) for part in parts.sections[:at])
     after = b"".join(section(*part) for part in parts.sections[at + 1 :])
     return assemble(replace(parts, sections=[]), tail=before + kind + body[1:] + after)
@@ -452,15 +535,15 @@ def body_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, noise.choice(ways)))))
 
 
-def _tiled(parts: Parts, noise: random.Random) -> tuple[int, int, list[bytes]] | None:
-    """A section with tiles: its place, where its tiles begin, and they."""
+def _tiled(parts: Parts, noise: random.Random) -> tuple[int, list[int], list[bytes]] | None:
+    """A section with tiles: its place, the places of the tiles among its pieces, and these."""
     places = [k for k, (_, body) in enumerate(parts.sections) if isinstance(body, list)]
     if not places:
         return None
     at = noise.choice(places)
     kind, body = parts.sections[at]
     assert isinstance(body, list)
-    return at, int(kind == pay.WIDTHS or kind in FACTORED), body
+    return at, [k for k, _ in enumerate(body) if head(kind)[k : k + 1] in ("t", "")], body
 
 
 def _some_tile(noise: random.Random) -> bytes:
@@ -486,8 +569,8 @@ def header_of_tile(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     if found is None:
         tile = _some_tile(noise)
         return assemble(replace(parts, flags=parts.flags | pay.HAS_STEP, sections=[(pay.PLAIN, [tile])]))
-    at, first, body = found
-    k = noise.randrange(first, len(body))
+    at, places, body = found
+    k = noise.choice(places)
     tile = bytearray(body[k] or b"\0\0\1\1")
     way = noise.randrange(5)
     if way == 0:
@@ -512,23 +595,24 @@ def tiles_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     found = _tiled(parts, noise)
     if found is None:
         return order_of_sections(parts, other, noise)
-    at, first, body = found
+    at, places, body = found
     kind, _ = parts.sections[at]
-    scales, tiles = body[:first], body[first:]
-    k = noise.randrange(len(tiles))
-    cut = noise.randrange(len(tiles[k]) + 1)
-    damaged = flip_bits(tiles[k], b"", noise) if tiles[k] else b"\0"
+    k = noise.choice(places)
+    tile = body[k]
+    swapped = dict(zip(places, noise.sample(places, len(places))))
+    cut = noise.randrange(len(tile) + 1)
+    damaged = flip_bits(tile, b"", noise) if tile else b"\0"
     far = max(0, len(damaged) - 3)  # near the end, so that most of the stream decodes
     ways: list[Body] = [
-        [*scales, *noise.sample(tiles, len(tiles))],
-        [*scales, *tiles[:k], *tiles[k + 1 :]],
-        [*scales, *_replaced(tiles, k, b"")],
-        [*scales, *tiles, tiles[k]],
-        [*scales, *_replaced(tiles, k, tiles[k][:cut])],
-        [*scales, *_replaced(tiles, k, tiles[k] + noise.randbytes(noise.randrange(1, 9)))],
-        [*scales, *_replaced(tiles, k, damaged)],
-        [*scales, *_replaced(tiles, k, damaged[:far] + noise.randbytes(3))],
-        b"".join(scales) + join_tiles([*tiles[:k], b""])[:-1] + _varint(noise) + b"".join(tiles[k:]),
+        [body[swapped.get(j, j)] for j, _ in enumerate(body)],
+        [*body[:k], *body[k + 1 :]],
+        _replaced(body, k, b""),
+        [*body, tile],
+        _replaced(body, k, tile[:cut]),
+        _replaced(body, k, tile + noise.randbytes(noise.randrange(1, 9))),
+        _replaced(body, k, damaged),
+        _replaced(body, k, damaged[:far] + noise.randbytes(3)),
+        join_body(kind, [*body[:k], b""])[:-1] + _varint(noise) + b"".join(body[k:]),
     ]
     return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, noise.choice(ways)))))
 
@@ -538,15 +622,69 @@ def rank_of_factors(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     found = _tiled(parts, noise)
     if found is None:
         return layout_entry(parts, other, noise)
-    at, first, body = found
-    rank, tiles = noise.choice((body[0], _varint(noise), varint(noise.randrange(1, 12)))), body[first:]
+    at, places, body = found
+    rank, tiles = noise.choice((body[0], _varint(noise), varint(noise.randrange(1, 12)))), [body[k] for k in places]
     kind, _ = parts.sections[at]
+    other_kind = noise.choice(FACTORED)
+
+    def refilled(tile: Callable[[], bytes]) -> list[bytes]:
+        return [rank, *(tile() if what == "t" else varint(noise.randrange(1, 5)) for what in head(other_kind)[1:])]
+
     ways = (
-        (kind, [rank, *body[first:]]),
-        (noise.choice(FACTORED), [rank, *noise.choices(tiles, k=noise.randrange(4))]),
-        (noise.choice(FACTORED), [rank, _some_tile(noise), _some_tile(noise), *noise.choices(tiles, k=1)]),
+        (kind, [rank, *body[1:]] if head(kind) else [rank, *body]),
+        (other_kind, refilled(lambda: noise.choice(tiles))[: noise.randrange(1, 9)]),
+        (other_kind, [*refilled(lambda: _some_tile(noise)), *noise.choices(tiles, k=1)]),
     )
     return assemble(replace(parts, sections=_replaced(parts.sections, at, noise.choice(ways))))
+
+
+def known_directions(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """A side in known directions: their number, their tile, that of the rest; or the section is another tensor's."""
+    places = [k for k, (kind, body) in enumerate(parts.sections) if kind in FACTORED and isinstance(body, list)]
+    if not places:
+        return basis_of_payload(parts, other, noise)
+    at = noise.choice(places)
+    kind, body = parts.sections[at]
+    assert isinstance(body, list)
+    sides = [k for k, what in enumerate(head(kind)) if what == "n" and k]
+    other_kind = kind ^ noise.choice((pay.RIGHT_KNOWN, pay.LEFT_KNOWN, KNOWN))
+    elsewhere = noise.randrange(len(parts.sections))
+    ways: list[list[tuple[int, Body]]] = [
+        _replaced(parts.sections, at, (other_kind, body)),
+        _replaced(parts.sections, elsewhere, (kind, body)),
+    ]
+    if sides:
+        k, rank = noise.choice(sides), Reader(body[0]).varint()
+        number = noise.choice((0, 1, 2, 3, 4, 5, 8, 9, 30, 32, 33, 40, 41, 48, 49, 128, 129))
+        inside = tile_of([[1] * rank, *(noise.choices(range(-2, 3), k=rank) for _ in range(number - 1))])
+        changed = (
+            [varint(number), inside, body[k + 2]],
+            [varint(number), inside, b""],
+            [varint(number), *body[k + 1 : k + 3]],
+            [varint(number), b"", body[k + 2]],
+            [_varint(noise), *body[k + 1 : k + 3]],
+            [body[k], b"", body[k + 2]],
+            [body[k], body[k + 1], b""],
+            [body[k], b"", b""],
+            [body[k], body[k + 2], body[k + 1]],
+        )
+        ways += [_replaced(parts.sections, at, (kind, [*body[:k], *side, *body[k + 3 :]])) for side in changed]
+    return assemble(replace(parts, sections=noise.choice(ways)))
+
+
+def basis_of_payload(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The digest of the shared basis: another, cut, left out, or there without need; its flag with it or without."""
+    bit = pay.HAS_BASIS
+    digest = noise.choice((noise.randbytes(8), bytes(8), other.basis, flip_bits(parts.basis or bytes(8), b"", noise)))
+    ways = (
+        (parts.flags | bit, digest),
+        (parts.flags | bit, parts.basis[: noise.randrange(8)]),
+        (parts.flags & ~bit, b""),
+        (parts.flags ^ bit, parts.basis),
+        (other.flags & bit | parts.flags & ~bit, other.basis),
+    )
+    flags, basis = noise.choice(ways)
+    return assemble(replace(parts, flags=flags, basis=basis))
 
 
 def step_and_shifts(parts: Parts, other: Parts, noise: random.Random) -> bytes:
@@ -556,7 +694,8 @@ def step_and_shifts(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     block = step + noise.choice((right, bytes([span]) + shifts, bytes([0x0F]) + b"\x80" * 16, b"\x0f" + b"\x7f" * 16))
     flags, gain = parts.flags | pay.HAS_STEP, parts.gain
     if noise.random() < 0.3:
-        flags, gain = flags | pay.HAS_GAIN, struct.pack("<f", _any_float(noise))
+        flags, gain = flags | pay.HAS_GAIN, struct.pack("<f", noise.choice((_any_float(noise), noise.uniform(1, 2))))
+        block = noise.choice((block, parts.step or block))
     return assemble(replace(parts, flags=flags, step=block, gain=gain))
 
 
@@ -649,7 +788,8 @@ Structural = Callable[[Parts, Parts, random.Random], bytes]
 STRUCTURAL: tuple[Structural, ...] = (
     *(order_of_sections, kind_of_section, length_of_section, body_of_section),
     *(header_of_tile, header_of_tile, tiles_of_section, tiles_of_section),
-    *(rank_of_factors, step_and_shifts, flags_and_version, layout_table, layout_entry, layout_entry, layout_block),
+    *(rank_of_factors, known_directions, known_directions, basis_of_payload),
+    *(step_and_shifts, flags_and_version, layout_table, layout_entry, layout_entry, layout_block),
 )
 
 

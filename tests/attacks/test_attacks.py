@@ -32,6 +32,7 @@ from tests.attacks.mutate import (
     Body,
     Parts,
     assemble,
+    basis_of,
     corpus,
     deflated,
     entry,
@@ -124,7 +125,7 @@ def test_another_version(version: int) -> None:
     refused(assemble(Parts(0, b"", b"", [], version=version)), "version")
 
 
-@pytest.mark.parametrize("bit", [3, 4, 5, 6, 7])
+@pytest.mark.parametrize("bit", [4, 5, 6, 7])
 def test_a_feature_of_the_future(bit: int) -> None:
     refused(seal(VALID[:3] + bytes([VALID[3] | 1 << bit]) + VALID[4:]), "version", "features")
 
@@ -398,7 +399,7 @@ def test_shifts_that_end_early() -> None:
 # Sections
 
 
-@pytest.mark.parametrize("kind", [7, 15, 18, 31, 255])
+@pytest.mark.parametrize("kind", [7, 15, 24, 31, 255])
 def test_a_section_of_unknown_kind(kind: int) -> None:
     refused(one((4,), kind, b"body"), "version", "kind")
 
@@ -541,15 +542,17 @@ def test_tiles_too_many() -> None:
 
 def test_any_section_that_is_cut_or_extended() -> None:
     with small_tiles():
-        for item in corpus(wild=0)[:24]:  # one tile and several, widths, factors
+        for item in corpus(wild=0):
+            if not item.name.startswith(("matrix", "factors", "tiles", "shared")):
+                continue  # one tile and several, widths, factors, known directions
             for at, (kind, body) in enumerate(item.parts.sections):
                 if isinstance(body, list):
                     whole = join_body(kind, body)
-                    for changed in (whole[:-1], whole[:-5], whole[: len(whole) // 2], whole + b"\0"):
+                    for changed in (whole[:-1], whole[:-5], whole[: len(whole) // 2], whole + b"\1"):
                         sections = [*item.parts.sections[:at], (kind, changed), *item.parts.sections[at + 1 :]]
-                        payload = assemble(Parts(item.parts.flags, item.parts.table, item.parts.step, sections))
+                        payload = assemble(replace(item.parts, sections=sections))
                         with pytest.raises(fedfq.PayloadError):
-                            fedfq.decode(payload, like=item.model)
+                            fedfq.decode(payload, like=item.model, shared_basis=item.basis)
 
 
 # Streams
@@ -626,7 +629,7 @@ def factored(
 def test_the_factors_that_are_attacked_here_are_valid() -> None:
     assert np.flatnonzero(fedfq.decode(factored())["w"]).tolist() == [0]
     rest = tile_of([[1] * 8] * 8)
-    assert fedfq.decode(factored(kind=pay.FACTORS_AND_PLAIN, rest=rest))["w"].ravel()[:2].tolist() == [2, 1]
+    assert fedfq.decode(factored(kind=pay.FACTORS | pay.AND_PLAIN, rest=rest))["w"].ravel()[:2].tolist() == [2, 1]
 
 
 @pytest.mark.parametrize("rank", [0, 9, 65, 1 << 40, (1 << 63) - 1])
@@ -694,6 +697,275 @@ def test_the_largest_factors_stay_finite_whatever_the_weight() -> None:
         for weight in (1e-30, 1.0, 3.0, 1e30):
             server.add(payload, weight)
             assert np.isfinite(server.mean()["w"]).all()
+
+
+# Factors in known directions
+
+
+def moved(*shape: int) -> Array:
+    """A drift of rank 2 whose directions are 0 in half of their entries."""
+    drift = np.zeros(shape, np.float32)
+    drift[: shape[0] // 2, : shape[1] // 2] = 2
+    drift[0, 0] = 3
+    return drift
+
+
+BASIS = basis_of({"w": moved(8, 8)})
+BOTH = pay.FACTORS | pay.RIGHT_KNOWN | pay.LEFT_KNOWN
+ONE = tile_of([[1]])  # of one direction, rank 1
+HUGE = [1 << 31, 1 << 40, (1 << 63) - 1]
+
+
+def side(directions: int | bytes = 1, inside: bytes = ONE, rest: bytes = b"") -> bytes:
+    """V or A in known directions."""
+    number = directions if isinstance(directions, bytes) else varint(directions)
+    return number + varint(len(inside)) + inside + varint(len(rest)) + rest
+
+
+def shared(
+    right: bytes | None = None,
+    left: bytes | None = None,
+    *,
+    rank: int = 1,
+    kind: int = BOTH,
+    rest: bytes = b"",
+    flags: int = pay.HAS_STEP | pay.HAS_GAIN | pay.HAS_BASIS,
+    basis: bytes = BASIS.digest,
+    dtype: str = "float32",
+    shape: tuple[int, ...] = (8, 8),
+    step: float = 1.0,
+    gain: float = 1.0,
+) -> bytes:
+    right, left = (side() if part is None else part for part in (right, left))
+    steps = step_bytes(step) if flags & pay.HAS_STEP else b""
+    sections: list[tuple[int, Body]] = [(kind, varint(rank) + right + left + rest)]
+    return assemble(Parts(flags, entry("w", dtype, *shape), steps, sections, struct.pack("<f", gain), basis))
+
+
+def plainly(tile: bytes) -> bytes:
+    """V or A that is not in known directions."""
+    return varint(len(tile)) + tile
+
+
+def finite_or_refused(payload: bytes, basis: fedfq.SharedBasis) -> None:
+    """Also in a server, whatever the weight."""
+    server = fedfq.Accumulator({"w": np.zeros((8, 8), np.float32)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            assert np.isfinite(fedfq.decode(payload, shared_basis=basis)["w"]).all()
+        except fedfq.PayloadError as error:
+            assert error.reason == "malformed"
+            return
+        for weight in (1e-30, 1.0, 3.0, 1e30):
+            server.add(payload, weight, shared_basis=basis)
+            assert np.isfinite(server.mean()["w"]).all()
+
+
+def test_the_known_directions_that_are_attacked_here_are_valid() -> None:
+    held = BASIS.held["w"]
+    assert held.left.shape == held.right.shape == (8, 2)
+    expected = np.outer(held.left[:, 0], held.right[:, 0])
+    for payload in (shared(), shared(kind=BOTH | pay.AND_PLAIN), shared(gain=3.0, step=1 / 3)):
+        np.testing.assert_allclose(fedfq.decode(payload, shared_basis=BASIS)["w"], expected, atol=1e-6)
+    last = side(2, tile_of([[0], [1]]))
+    expected = np.outer(held.left[:, 1], held.right[:, 1])
+    np.testing.assert_allclose(fedfq.decode(shared(last, last), shared_basis=BASIS)["w"], expected, atol=1e-6)
+    unit, e = tile_of(UNIT), np.array(UNIT)[:, 0]
+    one_sided = {
+        shared(plainly(unit), kind=BOTH ^ pay.RIGHT_KNOWN): np.outer(held.left[:, 0], e),
+        shared(left=plainly(unit), kind=BOTH ^ pay.LEFT_KNOWN): np.outer(e, held.right[:, 0]),
+        shared(side(inside=b"", rest=unit), side(rest=unit)): np.outer(held.left[:, 0] + e, e),
+    }
+    for payload, expected in one_sided.items():
+        np.testing.assert_allclose(fedfq.decode(payload, shared_basis=BASIS)["w"], expected, atol=1e-6)
+        assert fedfq.inspect(payload).tensors[0].kind == "shared factors"
+
+
+@pytest.mark.parametrize("directions", [0, 9, 129, *HUGE])
+@pytest.mark.parametrize("inside", [ONE, b""])
+def test_no_directions_or_more_than_the_side_has_entries(directions: int, inside: bytes) -> None:
+    lie = side(directions, inside, tile_of(UNIT))
+    for payload in (shared(right=lie), shared(left=lie)):
+        with at_most(MIB // 4):
+            refused(payload, "malformed", f"{directions} known directions of 8 entries", shared_basis=BASIS)
+        with pytest.raises(fedfq.PayloadError, match="known directions"):
+            fedfq.inspect(payload)
+
+
+@pytest.mark.parametrize("directions", [3, 8])
+def test_more_directions_than_the_basis_has(directions: int) -> None:
+    lie = side(directions, tile_of([[1]] * directions))
+    for payload in (shared(right=lie), shared(left=lie), shared(lie, lie)):
+        refused(payload, "malformed", f"{directions} known directions, of which .* has 2", shared_basis=BASIS)
+
+
+def test_more_directions_than_any_basis_has() -> None:
+    basis = basis_of({"w": np.random.default_rng(0).normal(size=(130, 130)).astype(np.float32)})
+    assert basis.held["w"].right.shape == (130, 128)
+    for directions, tile in ((128, [[1]] * 128), (129, [[1]] * 129)):
+        payload = shared(side(directions, tile_of(tile)), basis=basis.digest, shape=(130, 130))
+        if directions == 128:
+            assert np.isfinite(fedfq.decode(payload, shared_basis=basis)["w"]).all()
+        else:
+            refused(payload, "malformed", "129 known directions of 130 entries", shared_basis=basis)
+
+
+@pytest.mark.parametrize("number", BAD_VARINTS)
+def test_a_number_of_directions_that_no_encoder_writes(number: bytes) -> None:
+    refused(shared(right=side(number)), "malformed", "a number", shared_basis=BASIS)
+    refused(shared(left=side(number)), "malformed", "a number", shared_basis=BASIS)
+
+
+@pytest.mark.parametrize("size", HUGE)
+def test_a_tile_of_known_directions_that_ends_after_the_payload(size: int) -> None:
+    for payload in (shared(right=b"\1" + varint(size) + ONE), shared(left=b"\1" + plainly(ONE) + varint(size))):
+        with at_most(MIB // 4):
+            refused(payload, "truncated", shared_basis=BASIS)
+
+
+def test_a_payload_made_with_a_shared_basis_that_is_not_given() -> None:
+    refused(shared(), "basis", "pass shared_basis=")
+    refused(assemble(Parts(pay.HAS_BASIS, b"", b"", [], basis=bytes(8))), "basis")  # with no use for it
+
+
+def test_a_payload_made_with_another_shared_basis() -> None:
+    later = basis_of({"w": moved(8, 8) + np.eye(8, dtype=np.float32)})
+    refused(shared(), "basis", "another round", shared_basis=later)
+    for at in range(8):
+        digest = bytes(byte ^ (k == at) for k, byte in enumerate(BASIS.digest))
+        refused(shared(basis=digest), "basis", "another round", shared_basis=BASIS)
+
+
+def test_a_layout_other_than_that_of_the_shared_basis_it_names() -> None:
+    """The digest of a basis is no secret: a stranger may put it into any payload."""
+    others = (
+        shared(shape=(8, 9)),
+        shared(shape=(1 << 12, 1 << 12)),
+        replace_name(shared(), "v"),
+        assemble(Parts(pay.HAS_BASIS, b"", b"", [], basis=BASIS.digest)),
+    )
+    for payload in others:
+        with at_most(MIB // 4):
+            refused(payload, "basis", "another model", shared_basis=BASIS)
+
+
+def replace_name(payload: bytes, name: str) -> bytes:
+    parts = take_apart(payload, {"w": np.zeros((8, 8))})
+    return assemble(replace(parts, table=entry(name, "float32", 8, 8)))
+
+
+def test_a_payload_with_another_shared_basis_leaves_no_trace() -> None:
+    server = fedfq.Accumulator({"w": moved(8, 8)})
+    server.add(shared(), shared_basis=BASIS)
+    before = server.mean()["w"].tobytes()
+    for payload, basis in ((shared(), None), (shared(basis=bytes(8)), BASIS), (shared(side(3)), BASIS)):
+        with pytest.raises(fedfq.PayloadError):
+            server.add(payload, shared_basis=basis)
+        assert (server.weight, server.mean()["w"].tobytes()) == (1.0, before)
+
+
+def test_a_digest_of_a_shared_basis_that_ends_early() -> None:
+    for size in range(8):
+        refused(seal(pay.HEAD.pack(pay.MAGIC, pay.VERSION, pay.HAS_BASIS, 0) + bytes(size)), "truncated")
+
+
+@pytest.mark.parametrize("kind", [18, 19, 20, 21, 22, 23])
+def test_known_directions_in_a_payload_without_a_shared_basis(kind: int) -> None:
+    payload = shared(kind=kind, flags=pay.HAS_STEP | pay.HAS_GAIN, basis=b"")
+    for basis in (BASIS, None):
+        refused(payload, "malformed", "without a shared basis", shared_basis=basis)
+
+
+def test_a_shared_basis_that_a_payload_does_without() -> None:
+    for payload in (VALID, factored()):
+        without, given = fedfq.decode(payload), fedfq.decode(payload, shared_basis=BASIS)
+        assert all(without[name].tobytes() == given[name].tobytes() for name in without)
+
+
+def test_known_directions_of_a_tensor_that_has_not_moved() -> None:
+    still = basis_of({"w": np.zeros((8, 8), np.float32)})
+    assert not still.held
+    for payload in (shared(basis=still.digest), shared(plainly(tile_of(UNIT)), kind=20, basis=still.digest)):
+        refused(payload, "malformed", "1 known directions, of which the shared basis has 0", shared_basis=still)
+
+
+@pytest.mark.parametrize("shape", [(64,), (7, 9), (0, 8), (2,) * 7, ()])
+def test_known_directions_of_a_tensor_that_has_no_factors(shape: tuple[int, ...]) -> None:
+    basis = basis_of({"w": np.ones(shape, np.float32)})
+    refused(shared(shape=shape, basis=basis.digest), "malformed", "no factors", shared_basis=basis)
+
+
+def test_known_directions_in_a_tensor_of_integers() -> None:
+    refused(shared(dtype="int32"), "malformed", "cannot have", shared_basis=BASIS)
+    integers = basis_of({"w": moved(8, 8).astype(np.int32)})
+    refused(shared(basis=integers.digest), "malformed", "shared basis has 0", shared_basis=integers)
+
+
+def test_known_directions_without_a_step() -> None:
+    payload = shared(flags=pay.HAS_GAIN | pay.HAS_BASIS)
+    refused(payload, "malformed", "without a step", shared_basis=BASIS)
+
+
+@pytest.mark.parametrize("kind", [18, 19, 20, 21, 22, 23])
+def test_known_directions_that_end_early(kind: int) -> None:
+    unit = tile_of(UNIT)
+    sides = [side(rest=unit) if kind & known else plainly(unit) for known in (pay.RIGHT_KNOWN, pay.LEFT_KNOWN)]
+    tail = tile_of([[1] * 8] * 8) if kind & pay.AND_PLAIN else b""
+    whole = b"\1" + b"".join(sides) + tail
+    parts = take_apart(shared(*sides, kind=kind, rest=tail), {"w": np.zeros((8, 8))})
+    for size in range(len(whole) + 1):
+        payload = assemble(replace(parts, sections=[(kind, whole[:size])]))
+        if size in (len(whole), len(whole) - len(tail)):  # plain coefficients may be left out
+            assert np.isfinite(fedfq.decode(payload, shared_basis=BASIS)["w"]).all()
+        else:
+            with pytest.raises(fedfq.PayloadError):
+                fedfq.decode(payload, shared_basis=BASIS)
+
+
+def test_known_directions_whose_tiles_are_both_empty() -> None:
+    refused(shared(right=side(inside=b"")), "truncated", shared_basis=BASIS)
+    refused(shared(left=side(inside=b"")), "truncated", shared_basis=BASIS)
+
+
+def test_bytes_behind_known_directions() -> None:
+    refused(shared(rest=b"\0"), "malformed", "follow the factors", shared_basis=BASIS)
+
+
+def test_known_directions_of_another_size() -> None:
+    tall = tile_of([[5], [-6], [7]])
+    for lie in (side(1, tall), side(2, tall), side(rest=tile_of(UNIT + UNIT))):
+        refused(shared(right=lie), "malformed", shared_basis=BASIS)
+        refused(shared(left=lie), "malformed", shared_basis=BASIS)
+    wide = side(1, tile_of([[5, -6, 7]]))
+    for rank in (1, 2, 4):
+        refused(shared(wide, wide, rank=rank), "malformed", shared_basis=BASIS)
+
+
+@pytest.mark.parametrize("step, gain, level", [(FLOAT32_MAX, 1.0, 8), (1e30, 1e30, 1), (1e34, 1.0, 1 << 17)])
+def test_known_directions_whose_product_exceeds_float32(step: float, gain: float, level: int) -> None:
+    payload = shared(left=side(inside=tile_of([[level]])), step=step, gain=gain)
+    refused(payload, "malformed", "exceeds", shared_basis=BASIS)
+
+
+@pytest.mark.parametrize("gain", [0.5, 1.0, 1.1, 1.5, 1.9, 3.0])
+def test_known_directions_and_a_step_about_the_largest_float(gain: float) -> None:
+    """All entries of a direction are below 1, and some are 0: the product may be small where the step is infinite."""
+    for left in (side(), side(2, tile_of([[0], [1]])), side(2, tile_of([[1], [1]]))):
+        finite_or_refused(shared(left=left, step=FLOAT32_MAX, gain=gain), BASIS)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1e5, 1e30, FLOAT32_MAX])
+def test_known_directions_that_the_rest_undoes(gain: float) -> None:
+    """A direction of one entry: what is left of it is nothing, or a rounding error."""
+    drift = np.zeros((8, 8), np.float32)
+    drift[0, 0] = 1
+    basis = basis_of({"w": drift})
+    for sign in (1, -1):
+        nothing, all_of_it = side(rest=tile_of(sign * np.array(UNIT))), side()
+        for right, left in product((nothing, all_of_it), repeat=2):
+            payload = shared(right, left, basis=basis.digest, step=FLOAT32_MAX, gain=gain)
+            finite_or_refused(payload, basis)
 
 
 # The gain
@@ -779,8 +1051,18 @@ def test_the_mean_of_the_largest_integers_keeps_their_sign(dtype: str) -> None:
 # All of it at once
 
 
+def test_the_payloads_that_are_mutated_have_sections_of_every_kind() -> None:
+    with small_tiles():
+        entries = corpus(wild=0)
+        assert all(assemble(item.parts) == item.payload for item in entries)
+    assert {kind for item in entries for kind, _ in item.parts.sections} == set(pay.KIND_NAMES)
+    made = {kind for item in entries if item.name.startswith("shared") for kind, _ in item.parts.sections}
+    assert made >= set(range(18, 24))
+
+
 def test_three_thousand_mutants() -> None:
     tally = fuzz(3000, seed=1)
-    assert sum(tally.outcomes.values()) == 5 * 3000
+    assert sum(number for key, number in tally.outcomes.items() if not key.startswith("bare")) == 5 * 3000
+    assert tally.outcomes["bare basis"] > 100
     reasons = {key.split()[1] for key in tally.outcomes}
-    assert reasons == {"accepted", "truncated", "magic", "version", "checksum", "layout", "limit", "malformed"}
+    assert reasons == {"accepted", "truncated", "magic", "version", "checksum", "layout", "basis", "limit", "malformed"}

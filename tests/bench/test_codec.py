@@ -44,8 +44,9 @@ def test_the_adaptive_basis_is_compared_in_one_percent_more_bytes() -> None:
 
 def test_result_and_figure_are_written(tmp_path: Path) -> None:
     rows = codec.rate_distortion("small", small_update(), (32, 64), None)
-    codec.write({"rate_distortion": rows}, tmp_path / "new" / "codec")
-    assert json.loads((tmp_path / "new" / "codec.json").read_text()) == {"rate_distortion": rows}
+    result = {"rate_distortion": rows, "order_0": codec.order_0("small", small_update(), (32, 64))}
+    codec.write(result, tmp_path / "new" / "codec")
+    assert json.loads((tmp_path / "new" / "codec.json").read_text()) == result
     assert "small" in (tmp_path / "new" / "codec.svg").read_text()
 
 

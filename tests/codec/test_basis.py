@@ -60,7 +60,7 @@ def test_the_stated_error_is_that_of_the_factors() -> None:
     h = low_rank(120, 300, 40, noise=0.05)
     found = LowRank(h, 32, stream_key(0, 0))
     for step in (0.1, 0.5, 2.0):
-        factors = found.factors(step, found.rank(step))
+        factors = found.factors(step, found.at(step).rank, 0, 0)
         error = np.square(h - factors.left @ factors.right.T, dtype=np.float64).sum()
         assert factors.error == pytest.approx(error, rel=0.02)
         np.testing.assert_allclose(np.linalg.norm(factors.right, axis=0), 1, rtol=1e-5)

@@ -37,7 +37,8 @@ def test_frozen_payloads_decode_to_the_same_bits(case: str) -> None:
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_frozen_factors_decode_to_the_same_numbers(case: str) -> None:
-    decoded = decode((FOLDER / f"{case}.fq").read_bytes())
+    basis = PRODUCTS[case][1].get("shared_basis")
+    decoded = decode((FOLDER / f"{case}.fq").read_bytes(), shared_basis=basis)
     for name, array in expected(case).items():
         np.testing.assert_allclose(decoded[name], array, rtol=0, atol=1e-5 * np.abs(array).max())
 
@@ -54,4 +55,5 @@ def test_the_cases_hold_every_kind_of_section() -> None:
     for case, (update, _) in (CASES | PRODUCTS).items():
         report = inspect((FOLDER / f"{case}.fq").read_bytes(), like=update)
         kinds |= {tensor.kind for tensor in report.tensors}
-    assert kinds == {"zero", "plain", "widths", "float16", "float32", "integer", "factors", "factors + plain"}
+    products = {"factors", "factors + plain", "shared factors", "shared factors + plain"}
+    assert kinds == {"zero", "plain", "widths", "float16", "float32", "integer"} | products

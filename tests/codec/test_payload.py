@@ -248,11 +248,11 @@ REFUSALS: dict[str, dict[str, bytes]] = {
     "version": {
         "a later version": sealed(FLOATS + b"\0", version=2),
         "version 0": sealed(FLOATS + b"\0", version=0),
-        "a reserved flag": sealed(FLOATS + b"\0", 8),
+        "a reserved flag": sealed(FLOATS + b"\0", 16),
         "an unknown flag": sealed(FLOATS + b"\0", 128),
         "an unknown dtype": sealed(table(entry(dtype=13)) + b"\0"),
         "an unknown kind of section": sealed(FLOATS + section(7, b"abc")),
-        "a reserved kind of section": sealed(FLOATS + section(18, b"abc")),
+        "a reserved kind of section": sealed(FLOATS + section(24, b"abc")),
     },
     "checksum": {
         "a bit of the body": VALID["float16"][0][:-1] + b"\x01",

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 import fedfq
-from fedfq.bench.peers import OURS, PEERS, QSGD_LEVELS, Result, best, nncodec, ours, peer, zstd_half
-from fedfq.bench.updates import Update, fresh, from_folder, gaussian, made_up
+from fedfq.bench.peers import OURS, PEERS, QSGD_LEVELS, SHARED, Result, best, nncodec, ours, peer, zstd_half
+from fedfq.bench.updates import Fresh, Update, fresh, from_folder, gaussian, made_up
 from fedfq.codec.layout import read
 from fedfq.codec.quantize import deadzone
 from fedfq.metrics import nmse
@@ -37,6 +37,7 @@ Say = Callable[[str], None]
 def run(updates: Path | None, python: Path | None, data_dir: Path | None, quick: bool, say: Say) -> Row:
     """The whole benchmark. `python` is that of an environment with NNCodec; `updates` a folder of real updates."""
     trained = fresh(data_dir)
+    basis = fedfq.SharedBasis(trained.model, trained.initial)
     real = trained.updates | (from_folder(updates) if updates else {})
     tensors = (4,) if quick else (4, 53)
     result = machine()
@@ -49,14 +50,16 @@ def run(updates: Path | None, python: Path | None, data_dir: Path | None, quick:
     say("rate and distortion")
     ratios = RATIOS[1::2] if quick else RATIOS
     result["rate_distortion"] = [
-        row for name, update in real.items() for row in rate_distortion(name, update, ratios, python)
+        row
+        for name, update in real.items()
+        for row in rate_distortion(name, update, ratios, python, basis if name in trained.updates else None)
     ]
     result["against_nncodec"] = against_nncodec(result["rate_distortion"])
     result["order_0"] = [row for name, update in real.items() for row in order_0(name, update, ratios)]
     result["never_worse"] = [
         row for name, update in (real | made_up()).items() for row in never_worse(name, update, ratios)
     ]
-    result["beside_training"] = beside_training(trained.task, trained.ten_steps_s, next(iter(trained.updates.values())))
+    result["beside_training"] = beside_training(trained)
     return result
 
 
@@ -73,14 +76,23 @@ def machine() -> Row:
 # Rate and distortion
 
 
-def rate_distortion(name: str, update: Update, ratios: tuple[int, ...], python: Path | None) -> list[Row]:
+def rate_distortion(
+    name: str,
+    update: Update,
+    ratios: tuple[int, ...],
+    python: Path | None,
+    basis: fedfq.SharedBasis | None = None,
+) -> list[Row]:
     """Bytes, error and speed of every codec at every ratio (where it takes one and the budget can be met)."""
     raw = sum(array.nbytes for array in update.values())
     results: list[Result] = []
     for ratio in ratios:
-        for codec in (*OURS, *PEERS):
+        for codec in (*([SHARED] if basis else []), *OURS, *PEERS):
             try:
-                results.append(ours(codec, update, ratio) if codec in OURS else peer(codec, update, ratio=ratio))
+                if codec in PEERS:
+                    results.append(peer(codec, update, ratio=ratio))
+                else:
+                    results.append(ours(codec, update, ratio, basis if codec == SHARED else None))
             except fedfq.BudgetError:
                 continue
     results += [peer("QSGD", update, levels=levels) for levels in QSGD_LEVELS]
@@ -208,24 +220,28 @@ def scaling(sizes: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def beside_training(task: str, ten_steps_s: float, update: Update) -> list[Row]:
-    """Encoding an update over the ten local steps it comes from, both in one thread."""
-    rows = []
-    for ratio in RATIOS:
+def beside_training(trained: Fresh) -> list[Row]:
+    """Encoding an update, and deriving the shared basis, over the ten local steps it comes from, all in one thread."""
+    update = next(iter(trained.updates.values()))
+    derive_s, basis = best(lambda: fedfq.SharedBasis(trained.model, trained.initial), 10)
+    measured = [("derive the shared basis", 0, derive_s)]
+    for ratio, codec in product(RATIOS, ("fedfq", SHARED)):
         try:
-            encode_s = ours("fedfq", update, ratio).encode_s
+            seconds = ours(codec, update, ratio, basis if codec == SHARED else None).encode_s
         except fedfq.BudgetError:
             continue
-        rows.append(
-            {
-                "task": task,
-                "ratio": ratio,
-                "encode_s": encode_s,
-                "ten_steps_s": ten_steps_s,
-                "share": encode_s / ten_steps_s,
-            }
-        )
-    return rows
+        measured.append((f"encode, {codec}", ratio, seconds))
+    return [
+        {
+            "task": trained.task,
+            "what": what,
+            "ratio": ratio,
+            "seconds": seconds,
+            "ten_steps_s": trained.ten_steps_s,
+            "share": seconds / trained.ten_steps_s,
+        }
+        for what, ratio, seconds in measured
+    ]
 
 
 # Memory and start-up: in new processes
@@ -294,7 +310,7 @@ TITLES = {
     "against_nncodec": "Bytes at NNCodec's error",
     "order_0": "Bytes of plain coefficients over the order-0 entropy of their levels",
     "never_worse": "NMSE of the adaptive basis in 1% more bytes, over that of plain coefficients",
-    "beside_training": "Encoding beside ten local steps, one thread each",
+    "beside_training": "Encoding and deriving the basis beside ten local steps, one thread each",
 }
 
 
@@ -302,11 +318,11 @@ def write(result: Row, path: Path) -> None:
     """`path`.json and the rate-distortion figure `path`.svg."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(result["rate_distortion"], path.with_suffix(".svg"))
+    draw(result["rate_distortion"], result["order_0"], path.with_suffix(".svg"))
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """NMSE over the true ratio: one panel an update, one line a codec."""
+def draw(rows: list[Row], entropies: list[Row], path: Path) -> None:
+    """NMSE over the true ratio: one panel an update, one line a codec; dashed, plain levels without contexts."""
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(row["update"] for row in rows))
@@ -319,9 +335,14 @@ def draw(rows: list[Row], path: Path) -> None:
         for number, codec in enumerate(codecs):
             own = sorted((r["ratio"], r["nmse"]) for r in rows if r["update"] == name and r["codec"] == codec)
             if own:
-                width = 2.2 if codec == "fedfq" else 1.0
+                width = 2.2 if codec in ("fedfq", SHARED) else 1.0
                 x, y = zip(*own)
                 axes.plot(x, y, marker="o", markersize=3, linewidth=width, color=f"C{number % 10}", label=codec)
+        plain = {r["ratio"]: r["bytes_over_order_0"] for r in entropies if r["update"] == name}
+        sent = [r for r in rows if r["update"] == name and r["codec"] == "fedfq, identity"]
+        ideal = [(asked * plain[asked], r["nmse"]) for asked, r in zip(sorted(plain), sorted(sent, key=_ratio))]
+        if ideal:
+            axes.plot(*zip(*ideal), "k--", linewidth=1.0, label="identity, order-0 entropy (not a codec)")
         axes.set(xscale="log", yscale="log", ylim=(None, 2), title=name, xlabel="float32 bytes / payload bytes")
         axes.set_xticks(RATIOS, [f"{ratio}x" for ratio in RATIOS])
         axes.minorticks_off()
@@ -331,3 +352,7 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.axes[0].set_ylabel("NMSE")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path)
+
+
+def _ratio(row: Row) -> float:
+    return float(row["ratio"])

@@ -25,6 +25,7 @@ OURS: dict[str, dict[str, Any]] = {
     "widths 0-8, exact": {"allocator": "exact"},
     "widths 0-8, CGSA (paper)": {"allocator": "cgsa"},
 }
+SHARED = "fedfq, shared basis"
 PEERS = {"EDEN": "eden", "STC": "stc", "top-k": "topk"}  # those that take a ratio; without memory here
 QSGD_LEVELS = (1, 4, 16, 64)
 NNCODEC_QPS = (-52, -48, -46, -44, -42, -40, -38, -36, -34, -32)
@@ -51,11 +52,11 @@ def best(function: Callable[[], Any], repeats: int = 5, enough: float = 1.0) -> 
     return float(shortest), outcome
 
 
-def ours(name: str, update: Update, ratio: float) -> Result:
+def ours(name: str, update: Update, ratio: float, basis: fedfq.SharedBasis | None = None) -> Result:
     """One of ours at a true ratio. (`BudgetError` where that cannot be.)"""
-    codec = fedfq.Codec(ratio=ratio, **OURS[name])
-    encode_s, payload = best(lambda: codec.encode(update, seed=0))
-    decode_s, decoded = best(lambda: fedfq.decode(payload))
+    codec = fedfq.Codec(ratio=ratio, **OURS.get(name, {}))
+    encode_s, payload = best(lambda: codec.encode(update, seed=0, shared_basis=basis))
+    decode_s, decoded = best(lambda: fedfq.decode(payload, shared_basis=basis))
     return Result(name, len(payload), nmse(update, decoded), encode_s, decode_s)
 
 

@@ -20,9 +20,11 @@ WARM_UP = 100  # steps of common training before a client trains: the first upda
 
 
 class Fresh(NamedTuple):
-    """Updates of clients trained by the benchmark, and what ten local steps of one took, in one thread."""
+    """Updates of clients trained by the benchmark, the models before, and what ten local steps took, in one thread."""
 
     updates: dict[str, Update]
+    initial: Update
+    model: Update
     task: str
     ten_steps_s: float
 
@@ -49,10 +51,9 @@ def fresh(data_dir: Path | None) -> Fresh:
     rng = np.random.default_rng(0)
     model = task.model(0)
     everything = np.arange(len(data.train))
-    local_sgd(
-        model, {name: value.copy() for name, value in state(model).items()}, task, data.train, everything, how, rng
-    )
-    theta = {name: value.copy() for name, value in state(model).items()}
+    initial = _copy(state(model))
+    local_sgd(model, initial, task, data.train, everything, how, rng)
+    theta = _copy(state(model))
     updates, seconds = {}, np.inf
     for split in ("iid", "shards:2"):
         own = tasks.split(split, data, task.defaults.clients, seed=0)[0]
@@ -61,7 +62,7 @@ def fresh(data_dir: Path | None) -> Fresh:
         seconds = min(seconds, time.perf_counter() - start)
         updates[f"fresh {task.name} {split}"] = dict(update)
     torch.set_num_threads(threads)
-    return Fresh(updates, task.name, float(seconds))
+    return Fresh(updates, initial, theta, task.name, float(seconds))
 
 
 def _copy(tensors: Update) -> Update:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ from .layout import TILE_CELLS, Matrix
 from .quantize import LAMBDA, Sparse, deadzone, uniform
 
 MAX_RANK = 64
+PREFIXES = (16, 32, 64)  # numbers of known directions that are tried, beside none and all
+MAX_DIRECTIONS = 128  # that both sides know of a matrix
 OVERSAMPLING = 16
 PROBE_RANK = 8  # a matrix is looked at with so many columns first
 BLOCK_CELLS = 1 << 20  # products are made so many entries at a time
@@ -132,29 +134,105 @@ def max_rank(height: int, width: int) -> int:
     return min(MAX_RANK, height, width, TILE_CELLS // max(height, width))
 
 
-def affordable_rank(height: int, width: int, budget: float) -> int:
-    """How many ranks so many bytes may pay for: they cost two bits an entry or more."""
-    return min(max_rank(height, width), max(PROBE_RANK, int(min(4.0 * budget / (height + width), MAX_RANK))))
+class Known(NamedTuple):
+    """Directions of a matrix's columns and rows that both sides hold: orthonormal, the strongest first."""
+
+    left: Array  # height x k
+    right: Array  # width x k
+
+
+def affordable_rank(height: int, width: int, budget: float, known: Known | None) -> int:
+    """How many ranks so many bytes may pay for: they cost two bits an entry or more; in known directions, which are
+    fewer, four."""
+    entries = height + width if known is None else 2 * (height + known.right.shape[1])
+    return min(max_rank(height, width), max(PROBE_RANK, int(min(4.0 * budget / entries, MAX_RANK))))
+
+
+class Columns(NamedTuple):
+    """One side of the factors, quantised: levels in known directions, if it is sent so, and of what these leave."""
+
+    inside: Sparse | None
+    rest: Sparse
+    directions: int
+    levels: Array  # float32, side x rank: what both make
+
+    @classmethod
+    def quantized(cls, columns: Array, step: float, known: Array | None, coefficients: Array | None = None) -> Columns:
+        """`coefficients` are those of the columns in the known directions, where they were computed before."""
+        side, rank = columns.shape
+        if known is None:
+            rest = deadzone(_as_matrix(columns), step)
+            return cls(None, rest, 0, dense(rest, side, rank))
+        inside = deadzone(_as_matrix(known.T @ columns if coefficients is None else coefficients), step)
+        made = known @ dense(inside, known.shape[1], rank)
+        rest = deadzone(_as_matrix(columns - np.float32(step) * made), step)
+        return cls(inside, rest, known.shape[1], made + dense(rest, side, rank))
 
 
 class Factors(NamedTuple):
     """H ~ left right^T, both quantised: what is sent, and what it makes."""
 
-    right_sparse: Sparse  # levels of sigma_k v_k, width x rank
-    left_sparse: Sparse  # levels of A, height x rank
+    right_columns: Columns  # of sigma_k v_k
+    left_columns: Columns  # of A
     right: Array  # float32, unit columns
     left: Array  # float32
     error: float  # ||H - left right^T||^2
 
 
+class Rates:
+    """About what one side of the factors costs, by the rate of Gaussians of the scales of its coefficients.
+
+    It may be sent as it is, or in the first 16, 32, 64 or 128 known directions and what these leave.
+    """
+
+    def __init__(self, side: int, sigma: Array, inside: Array | None) -> None:
+        known = 0 if inside is None else inside.shape[0]
+        self.directions = [0, *(count for count in PREFIXES if count < known), *([known] if known else [])]
+        rest = [sigma**2]
+        groups = []
+        if inside is not None:
+            for start, stop in pairwise(self.directions):
+                groups.append(_energies(inside[start:stop]))
+                rest.append(np.maximum(rest[-1] - groups[-1], 0.0))
+        counts = [*(side for _ in rest), *(stop - start for start, stop in pairwise(self.directions))]
+        self.counts = np.array(counts, np.float64)[:, None]
+        self.scales = np.sqrt(np.array(rest + groups) / self.counts)
+
+    def at(self, step: float) -> tuple[int, Array, Array]:
+        """The best number of directions at this step; D + lambda R and bits of each rank with it."""
+        scale = self.scales / step
+        bits = _bits(scale)
+        costs = self._options(self.counts * step**2 * np.minimum(scale**2, np.maximum(1 / 12 + LAMBDA * bits, 0.05)))
+        best = int(np.argmin(costs.sum(1)))
+        bits = np.maximum(bits, 0.0)
+        bits[0] = np.maximum(bits[0], 0.3)
+        return self.directions[best], costs[best], self._options(self.counts * bits)[best]
+
+    def _options(self, parts: Array) -> Array:
+        """What the rest and the groups before it take together, for each number of directions."""
+        total = parts[: len(self.directions)].copy()
+        total[1:] += np.cumsum(parts[len(self.directions) :], 0)
+        return total
+
+
+class Outlook(NamedTuple):
+    """What factors would take at a step."""
+
+    gains: Array  # by how much each rank lowers D + lambda R
+    rank: int  # so many pay
+    size: float  # their bytes
+    left: int  # known directions in which they are sent best
+    right: int
+
+
 class LowRank:
     """The leading singular subspace of a matrix: H ~ A V^T, V with orthonormal columns and A with orthogonal ones.
 
-    It does not depend on the step, and takes the memory of 72 rows and columns at most.
+    It does not depend on the step, and takes the memory of 80 rows and columns at most.
     """
 
-    def __init__(self, h: Array, rank: int, key: np.uint64) -> None:
-        self.height, self.width = h.shape
+    def __init__(self, h: Array, rank: int, key: np.uint64, known: Known | None = None) -> None:
+        self.known = known
         self.energy = energy(h)
         v = _directions(h, min(rank + OVERSAMPLING, *h.shape), key, math.sqrt(self.energy / h.size))
         a = h @ v
@@ -162,39 +240,39 @@ class LowRank:
         self.sigma = np.sqrt(np.maximum(squares[::-1], 0.0))[:rank]
         turn = np.ascontiguousarray(vectors[:, ::-1], np.float32)
         self.a, self.v = a @ turn, v @ turn
+        self._scaled = self.v[:, :rank] * self.sigma.astype(np.float32)
+        self._inside = None if known is None else known.right.T @ self._scaled
+        self.left_rates = Rates(h.shape[0], self.sigma, None if known is None else known.left.T @ self.a[:, :rank])
+        self.right_rates = Rates(h.shape[1], self.sigma, self._inside)
+        self._last: tuple[float, Outlook] | None = None
 
-    def gains(self, step: float) -> Array:
-        """By how much each rank lowers D + lambda R, by the rate of a Gaussian of its scale at this step."""
-        cost = np.zeros_like(self.sigma)
-        for side in (self.height, self.width):
-            scale = self.sigma / (math.sqrt(side) * step)
-            sent = 1 / 12 + LAMBDA * _bits(scale)
-            cost += side * step**2 * np.minimum(scale**2, np.maximum(sent, 0.05))
-        return self.sigma**2 - cost
+    def at(self, step: float) -> Outlook:
+        """The ranks that pay at this step, by the rate of Gaussians, and what they take."""
+        if self._last is None or self._last[0] != step:
+            left, left_cost, left_bits = self.left_rates.at(step)
+            right, right_cost, right_bits = self.right_rates.at(step)
+            gains = self.sigma**2 - left_cost - right_cost
+            rank = int(np.argmin(gains > 0)) if not (gains > 0).all() else gains.size
+            size = float((left_bits[:rank] + right_bits[:rank]).sum()) / 8
+            self._last = (step, Outlook(gains, rank, size, left, right))
+        return self._last[1]
 
-    def size(self, step: float) -> float:
-        """About the bytes of the factors at this step, by the same rate."""
-        sigma = self.sigma[: self.rank(step)]
-        sides = (self.height, self.width)
-        return sum(side * float(np.maximum(_bits(sigma / (math.sqrt(side) * step)), 0.3).sum()) for side in sides) / 8
-
-    def rank(self, step: float) -> int:
-        paying = self.gains(step) > 0
-        return int(np.argmin(paying)) if not paying.all() else paying.size
-
-    def factors(self, step: float, rank: int) -> Factors:
+    def factors(self, step: float, rank: int, left_directions: int, right_directions: int) -> Factors:
         """Quantise V; then the best A for what V became; then quantise A."""
-        scaled = self.v[:, :rank] * self.sigma[:rank].astype(np.float32)
-        right_sparse = deadzone(_as_matrix(scaled), step)
-        levels = dense(right_sparse, self.width, rank)
-        right = unit_columns(levels)
+        known_left, known_right = self.known or (None, None)
+        scaled, inside = self._scaled[:, :rank], None
+        if self._inside is not None:
+            inside = self._inside[:right_directions, :rank]
+        right_columns = Columns.quantized(scaled, step, _first(known_right, right_directions), inside)
+        right = unit_columns(right_columns.levels)
         projected = (self.a @ (self.v.T @ right)).astype(np.float64)
         gram = right.T.astype(np.float64) @ right.astype(np.float64)
         solved = np.linalg.solve(gram + RIDGE * np.eye(rank), projected.T).T * right.any(0)
-        left_sparse = deadzone(_as_matrix(solved.astype(np.float32)), step)
-        left = dense(left_sparse, self.height, rank) * np.float32(step)
+        solved = solved.astype(np.float32)
+        left_columns = Columns.quantized(solved, step, _first(known_left, left_directions))
+        left = left_columns.levels * np.float32(step)
         error = self.energy - 2 * np.vdot(left, projected) + np.vdot(left.astype(np.float64) @ gram, left)
-        return Factors(right_sparse, left_sparse, right, left, max(float(error), FINEST * self.energy))
+        return Factors(right_columns, left_columns, right, left, max(float(error), FINEST * self.energy))
 
 
 def _bits(scale: Array) -> Array:
@@ -202,9 +280,17 @@ def _bits(scale: Array) -> Array:
     return np.log2(np.maximum(scale, 1e-30)) + 2.05
 
 
+def _first(known: Array | None, count: int) -> Array | None:
+    return None if known is None or count == 0 else np.ascontiguousarray(known[:, :count])
+
+
+def _energies(columns: Array) -> Array:
+    return np.einsum("ij,ij->j", columns, columns, dtype=np.float64)
+
+
 def unit_columns(levels: Array) -> Array:
     """Columns divided by their norm; a column of zeros stays so."""
-    norms = np.sqrt(np.einsum("ij,ij->j", levels, levels, dtype=np.float64))
+    norms = np.sqrt(_energies(levels))
     return (levels / np.where(norms > 0, norms, 1.0)).astype(np.float32)
 
 

@@ -16,6 +16,7 @@ from .kernels import Array
 from .layout import QUANTIZED, Spec, Tensor, raw_bytes, read
 from .parallel import workers
 from .plan import Plan
+from .shared import SharedBasis
 from .waterfill import Waterfill
 from .widths import Widths
 
@@ -116,27 +117,32 @@ class Codec:
         self.keep = tuple(keep)
         self.threads = threads
 
-    def encode(self, update: Any, seed: int = 0) -> bytes:
+    def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
         """The payload of `update`, a mapping from names to numpy arrays or torch tensors.
 
         Same update and seed: same bytes. Only stochastic rounding and cgsa draw random numbers.
+        With a `shared_basis`, factors may be sent in its directions; decoding then needs it too.
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
         tensors = read(update, self.keep)
-        payload = self._encode(tensors, seed)
-        return self._with_gain(payload, tensors, self._decoded(payload, tensors)) if self.gain else payload
+        payload = self._encode(tensors, seed, shared_basis)
+        if not self.gain:
+            return payload
+        return self._with_gain(payload, tensors, self._decoded(payload, tensors, shared_basis))
 
-    def encode_and_decode(self, tensors: list[Tensor], seed: int) -> tuple[bytes, dict[str, Array]]:
+    def encode_and_decode(
+        self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
+    ) -> tuple[bytes, dict[str, Array]]:
         """The payload of tensors that were read already, and what it decodes to, without its gain."""
-        payload = self._encode(tensors, seed)
-        decoded = self._decoded(payload, tensors)
+        payload = self._encode(tensors, seed, shared_basis)
+        decoded = self._decoded(payload, tensors, shared_basis)
         return (self._with_gain(payload, tensors, decoded) if self.gain else payload), decoded
 
-    def _decoded(self, payload: bytes, tensors: list[Tensor]) -> dict[str, Array]:
+    def _decoded(self, payload: bytes, tensors: list[Tensor], shared_basis: SharedBasis | None) -> dict[str, Array]:
         """What the payload makes of the tensors, in float32 where they are floats."""
         single = np.dtype(np.float32)
         layout = [replace(t.spec, dtype=single) if t.spec.is_float else t.spec for t in tensors]
-        return decode_parsed(parse(payload, layout), self.threads)
+        return decode_parsed(parse(payload, layout), shared_basis, self.threads)
 
     def _with_gain(self, payload: bytes, tensors: list[Tensor], decoded: dict[str, Array]) -> bytes:
         """The payload, with <h, h> / <h, q> over the quantised tensors, q being what it decodes to; 1 if that is 0."""
@@ -149,18 +155,23 @@ class Codec:
         gain = energy / product if product > 0 else 1.0
         return pay.set_gain(payload, gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0)
 
-    def _encode(self, tensors: list[Tensor], seed: int) -> bytes:
+    def _encode(self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> bytes:
+        if shared_basis is not None:
+            self._check(shared_basis, [tensor.spec for tensor in tensors])
+            shared_basis = shared_basis if shared_basis.used else None  # the model has not moved yet
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
         with workers(self.threads) as spread:
             peaks = spread(Tensor.peak, quantized)
-            plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=self.gain)
+            basis = None if shared_basis is None else shared_basis.digest
+            plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=self.gain, basis=basis)
             budget = self._budget(plan.layout)
             if budget is not None and budget < plan.minimum:
                 raise BudgetError(budget, plan.minimum)
             if not any(peaks):
                 return plan.build({})
             if self.allocator == "waterfill":
-                search = Waterfill(quantized, max(peaks), self.rounding, self.basis, seed, spread)
+                known = {} if shared_basis is None else shared_basis.used
+                search = Waterfill(quantized, max(peaks), self.rounding, self.basis, seed, spread, known)
                 if budget is None:
                     assert self.step is not None
                     return search.at_step(plan, float(np.float32(self.step)))
@@ -170,6 +181,12 @@ class Codec:
                 assert self.claimed_ratio is not None
                 return widths.with_bits(plan, int(32 * widths.h.size / self.claimed_ratio))
             return widths.in_budget(plan, budget)
+
+    def _check(self, shared_basis: SharedBasis, layout: Sequence[Spec]) -> None:
+        if self.basis != "adaptive":
+            raise ValueError(f'a shared basis goes with basis="adaptive", not with {self.basis!r}')
+        if (other := shared_basis.other_than(layout)) is not None:
+            raise ValueError(f"the shared basis is of another model: {other}")
 
     def _budget(self, layout: Sequence[Spec]) -> int | None:
         if self.ratio is not None:

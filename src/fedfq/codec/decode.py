@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import payload as pay
-from .basis import Product, unit_columns
+from .basis import Known, Product, unit_columns
 from .errors import PayloadError
 from .kernels import LARGEST, Array, kernel
 from .layout import Spec, specs
 from .parallel import Spread, workers
 from .quantize import LEVELS
+from .shared import SharedBasis
 from .tile import decode_tile
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
@@ -49,6 +50,7 @@ def decode(
     payload: bytes | bytearray | memoryview,
     *,
     like: Any = None,
+    shared_basis: SharedBasis | None = None,
     max_bytes: int = pay.DEFAULT_MAX_BYTES,
     threads: int = 1,
 ) -> dict[str, Array]:
@@ -57,16 +59,19 @@ def decode(
     `like` is the model (a mapping or module) that the update belongs to: a payload with other names or shapes is
     refused before anything is allocated, and dtypes are the model's. It is needed for `layout="digest"`. Without it, an
     update that takes more than `max_bytes` decoded is refused. dtypes that numpy lacks come back as float32.
+    `shared_basis` is the one that the payload was made with; one that was made without is decoded without.
     Whatever the bytes are, this returns finite arrays or raises `PayloadError`.
     """
-    return decode_parsed(parse(payload, None if like is None else specs(like), max_bytes), threads)
+    parsed = parse(payload, None if like is None else specs(like), max_bytes)
+    return decode_parsed(parsed, shared_basis, threads)
 
 
-def decode_parsed(parsed: pay.Payload, threads: int = 1) -> dict[str, Array]:
+def decode_parsed(parsed: pay.Payload, shared_basis: SharedBasis | None, threads: int = 1) -> dict[str, Array]:
     """`decode`, for a payload that was taken apart already."""
     assert parsed.layout is not None
+    known = _known(parsed, shared_basis)
     with workers(threads) as spread:
-        parts = _parts(parsed, parsed.layout, spread)
+        parts = _parts(parsed, parsed.layout, known, spread)
         arrays = spread(lambda item: _assembled(*item), zip(parsed.layout, parts))
     return {spec.name: array for spec, array in zip(parsed.layout, arrays)}
 
@@ -96,7 +101,9 @@ class Accumulator:
             spec.name: np.zeros(spec.size, np.float32 if spec.is_float else np.float64) for spec in self.layout
         }
 
-    def add(self, payload: bytes | bytearray | memoryview, weight: float = 1.0) -> None:
+    def add(
+        self, payload: bytes | bytearray | memoryview, weight: float = 1.0, *, shared_basis: SharedBasis | None = None
+    ) -> None:
         """Add weight times the payload's update."""
         with np.errstate(over="ignore"):
             rounded = np.float32(weight)
@@ -104,8 +111,9 @@ class Accumulator:
             raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
         parsed = parse(payload, self.layout)
         assert parsed.layout is not None
+        known = _known(parsed, shared_basis)
         with workers(self.threads) as spread:
-            parts = _parts(parsed, parsed.layout, spread)  # all of them, before anything is added
+            parts = _parts(parsed, parsed.layout, known, spread)  # all of them, before anything is added
             sums = [self._sums[spec.name] for spec in parsed.layout]
 
             def add(item: tuple[Array, Spec, list[_Part]]) -> None:
@@ -140,7 +148,25 @@ def parse(
     return parsed
 
 
-def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[list[_Part]]:
+def _known(parsed: pay.Payload, shared_basis: SharedBasis | None) -> Mapping[str, Known]:
+    """The directions that the payload was made with, by tensor."""
+    if parsed.basis is None:
+        return {}
+    needed = f"the payload was made with the shared basis {parsed.basis.hex()}"
+    if shared_basis is None:
+        raise PayloadError("basis", f"{needed}: pass shared_basis=")
+    if parsed.basis != shared_basis.digest:
+        reason = f"{needed}, not with {shared_basis.digest.hex()}: another round, or another initial model"
+        raise PayloadError("basis", reason)
+    assert parsed.layout is not None
+    if (other := shared_basis.other_than(parsed.layout)) is not None:
+        raise PayloadError("basis", f"{needed}, and is of another model: {other}")
+    return shared_basis.held
+
+
+def _parts(
+    parsed: pay.Payload, layout: Sequence[Spec], known: Mapping[str, Known], spread: Spread
+) -> list[list[_Part]]:
     """What is not zero, decoded, by tensor: all of it, or an error."""
     work: list[Callable[[], _Part]] = []
     for number, (spec, section) in enumerate(zip(layout, parsed.sections)):
@@ -152,8 +178,9 @@ def _parts(parsed: pay.Payload, layout: Sequence[Spec], spread: Spread) -> list[
                 scales, body = pay.read_scales(section)
             elif section.kind != pay.PLAIN:
                 rank, right, left, body = pay.read_factors(section, spec.shape)
-                work.append(partial(_decode_factors, number, rank, right, left, parsed.gain * parsed.step))
-                if section.kind == pay.FACTORS:
+                step, directions = parsed.gain * parsed.step, known.get(spec.name)
+                work.append(partial(_decode_factors, number, rank, right, left, directions, step))
+                if not section.kind & pay.AND_PLAIN:
                     continue
             for coded in pay.read_tiles(body, spec.shape):
                 work.append(partial(_decode_tile, number, coded, scales, parsed))
@@ -181,17 +208,35 @@ def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed
     return _Part(number, indices, np.clip(values, -LARGEST, LARGEST).astype(np.float32))
 
 
-def _decode_factors(number: int, rank: int, right: pay.CodedTile, left: pay.CodedTile, step: float) -> _Part:
+def _decode_factors(
+    number: int, rank: int, right: pay.CodedSide, left: pay.CodedSide, known: Known | None, step: float
+) -> _Part:
     """A V^T with unit columns in V and the levels of A in steps. (No shifts: the rest was made for just this.)"""
-    factors = []
-    for coded in (left, right):
-        indices, levels = decode_tile(coded.header, coded.stream, coded.tile)
-        dense = np.zeros(coded.tile.height * rank, np.float32)
-        dense[indices] = levels
-        factors.append(dense.reshape(-1, rank))
-    if step * float(np.abs(factors[0]).max()) * rank > LARGEST:
+    rows = _decode_side(left, None if known is None else known.left, rank)
+    columns = _decode_side(right, None if known is None else known.right, rank)
+    if step * max(1.0, float(np.abs(rows).max())) * rank > LARGEST:  # in known directions levels may be below 1
         raise PayloadError("malformed", "factors whose product exceeds float32")
-    return _Part(number, None, factors[0] * np.float32(step), unit_columns(factors[1]))
+    return _Part(number, None, rows * np.float32(step), unit_columns(columns))
+
+
+def _decode_side(coded: pay.CodedSide, known: Array | None, rank: int) -> Array:
+    """Levels of one factor: those of its entries, and those in known directions, which need not be whole numbers."""
+    held = 0 if known is None else known.shape[1]
+    if coded.directions > held:
+        raise PayloadError("malformed", f"{coded.directions} known directions, of which the shared basis has {held}")
+    if coded.inside is None:
+        assert coded.rest is not None
+        return _dense(coded.rest, rank)
+    assert known is not None
+    made = known[:, : coded.directions] @ _dense(coded.inside, rank)
+    return made if coded.rest is None else made + _dense(coded.rest, rank)
+
+
+def _dense(coded: pay.CodedTile, rank: int) -> Array:
+    indices, levels = decode_tile(coded.header, coded.stream, coded.tile)
+    dense = np.zeros(coded.tile.height * rank, np.float32)
+    dense[indices] = levels
+    return dense.reshape(-1, rank)
 
 
 @kernel

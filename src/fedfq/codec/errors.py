@@ -31,6 +31,7 @@ class PayloadError(FedFQError, ValueError):
     "version"    they are one of a version (or with a feature) that this release cannot read;
     "checksum"   they were damaged on the way;
     "layout"     names or shapes differ from `like=`, or `like=` is needed and was not given;
+    "basis"      they were made with a shared basis, and another or none was given;
     "limit"      the decoded update would be larger than the caller allows;
     "malformed"  anything else that a fedfq encoder never writes.
     """

@@ -26,7 +26,8 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A payload's sizes. `header_bytes` is what does not belong to one tensor: layout, step, checksum."""
+    """A payload's sizes. `header_bytes` is what does not belong to one tensor: layout, step, checksum.
+    `shared_basis` is the digest of the one it was made with."""
 
     bytes: int
     raw_bytes: int
@@ -36,6 +37,7 @@ class Report:
     layout: str
     step: float | None
     gain: float
+    shared_basis: str | None
     nonzeros: int
     tensors: tuple[TensorReport, ...]
 
@@ -56,6 +58,7 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
         layout="full" if parsed.digest is None else "digest",
         step=parsed.step or None,
         gain=parsed.gain,
+        shared_basis=None if parsed.basis is None else parsed.basis.hex(),
         nonzeros=sum(tensor.nonzeros for tensor in tensors),
         tensors=tensors,
     )
@@ -73,8 +76,8 @@ def _tensor(spec: Spec, section: pay.Section) -> TensorReport:
             body = pay.read_scales(section)[1]
         elif section.kind != pay.PLAIN:
             rank, right, left, body = pay.read_factors(section, spec.shape)
-            nonzeros = right.header.nonzeros + left.header.nonzeros
-        if section.kind != pay.FACTORS:
+            nonzeros = right.nonzeros + left.nonzeros
+        if section.kind not in pay.FACTOR_KINDS or section.kind & pay.AND_PLAIN:
             nonzeros += sum(coded.header.nonzeros for coded in pay.read_tiles(body, spec.shape))
     return TensorReport(
         name=spec.name,

@@ -12,12 +12,12 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from . import layout as lay
-from .basis import fold, max_rank
+from .basis import MAX_DIRECTIONS, fold, max_rank
 from .contexts import MAX_CLASS, SHIFTS, SPACINGS
 from .errors import PayloadError
 from .kernels import Array
@@ -31,17 +31,21 @@ HEAD = struct.Struct("<2sBBI")  # magic, version, flags, checksum
 LAYOUT_IS_DIGEST = 1
 HAS_STEP = 2
 HAS_GAIN = 4
+HAS_BASIS = 8
 
 ZERO, PLAIN, WIDTHS, HALF, SINGLE, INTEGER, INTEGER_DEFLATED = range(7)
-FACTORS, FACTORS_AND_PLAIN = 16, 17
-STEPPED_KINDS = (PLAIN, FACTORS, FACTORS_AND_PLAIN)
+FACTORS, AND_PLAIN, RIGHT_KNOWN, LEFT_KNOWN = 16, 1, 2, 4  # a kind with factors is 16 and the sum of what it has
+FACTOR_KINDS = range(FACTORS, FACTORS + 8)
+STEPPED_KINDS = (PLAIN, *FACTOR_KINDS)
 FLOAT_KINDS = (ZERO, WIDTHS, HALF, SINGLE, *STEPPED_KINDS)
 INTEGER_KINDS = (ZERO, INTEGER, INTEGER_DEFLATED)
 KIND_NAMES = {
     **{ZERO: "zero", PLAIN: "plain", WIDTHS: "widths", HALF: "float16", SINGLE: "float32"},
     **{INTEGER: "integer", INTEGER_DEFLATED: "integer"},
-    **{FACTORS: "factors", FACTORS_AND_PLAIN: "factors + plain"},
+    **{kind: "factors" for kind in (FACTORS, FACTORS + AND_PLAIN)},
+    **{kind: "shared factors" for kind in FACTOR_KINDS if kind & (RIGHT_KNOWN | LEFT_KNOWN)},
 }
+KIND_NAMES |= {kind: KIND_NAMES[kind] + " + plain" for kind in FACTOR_KINDS if kind & AND_PLAIN}
 
 SHIFT_UNIT = 1 / 256  # of a step
 
@@ -68,6 +72,7 @@ class Payload:
 
     layout: list[Spec] | None
     digest: bytes | None
+    basis: bytes | None  # the digest of the shared basis it was made with
     gain: float  # what all quantised tensors are multiplied with
     step: float
     shifts: Array  # float32: reconstruction of |level| is |level| + shift, in steps
@@ -81,6 +86,32 @@ class CodedTile:
     tile: Tile
     header: Header
     stream: bytes | memoryview
+
+
+class Side(NamedTuple):
+    """One of the factors, coded: levels in so many known directions (0: none), and the others; None for all zero."""
+
+    directions: int
+    inside: Encoded | None
+    rest: Encoded | None
+
+    @property
+    def size(self) -> int:
+        """Bytes of its streams."""
+        return sum(len(tile.stream) for tile in (self.inside, self.rest) if tile is not None)
+
+
+@dataclass(frozen=True)
+class CodedSide:
+    """One of the factors of a section, its streams still coded."""
+
+    directions: int
+    inside: CodedTile | None
+    rest: CodedTile | None
+
+    @property
+    def nonzeros(self) -> int:
+        return sum(tile.header.nonzeros for tile in (self.inside, self.rest) if tile is not None)
 
 
 # Writing
@@ -102,6 +133,7 @@ def write(
     *,
     as_digest: bool,
     with_gain: bool = False,
+    basis: bytes | None = None,
     step: float | None = None,
     shifts: Array | None = None,
 ) -> bytes:
@@ -114,6 +146,9 @@ def write(
     if with_gain:
         flags |= HAS_GAIN
         body += struct.pack("<f", 1.0)
+    if basis is not None:
+        flags |= HAS_BASIS
+        body += basis
     if as_digest:
         flags |= LAYOUT_IS_DIGEST
         body += lay.digest(layout)
@@ -163,14 +198,24 @@ def _write_layout(layout: Sequence[Spec]) -> bytes:
 
 def write_tiles(tiles: Sequence[Encoded | None]) -> bytes:
     """The body of a section's tiles; None for one that is all zero."""
-    bodies = [b"" if tile is None else _write_header(tile.header) + tile.stream for tile in tiles]
+    bodies = [_write_tile(tile) for tile in tiles]
     return b"".join(varint(len(body)) + body for body in bodies[:-1]) + bodies[-1]
 
 
-def write_factors(rank: int, right: Encoded, left: Encoded) -> bytes:
+def write_factors(rank: int, right: Side, left: Side) -> bytes:
     """The head of a section with factors: rank, V, A."""
-    tiles = (_write_header(tile.header) + tile.stream for tile in (right, left))
-    return varint(rank) + b"".join(varint(len(tile)) + tile for tile in tiles)
+    out = bytearray(varint(rank))
+    for side in (right, left):
+        if side.directions:
+            inside = _write_tile(side.inside)
+            out += varint(side.directions) + varint(len(inside)) + inside
+        rest = _write_tile(side.rest)
+        out += varint(len(rest)) + rest
+    return bytes(out)
+
+
+def _write_tile(tile: Encoded | None) -> bytes:
+    return b"" if tile is None else _write_header(tile.header) + tile.stream
 
 
 def _write_header(header: Header) -> bytes:
@@ -230,6 +275,7 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
     gain = reader.single() if flags & HAS_GAIN else 1.0
     if not (math.isfinite(gain) and gain > 0):
         _malformed(f"a gain of {gain}")
+    basis = bytes(reader.take(8)) if flags & HAS_BASIS else None
     digest = None
     layout = like
     if flags & LAYOUT_IS_DIGEST:
@@ -249,10 +295,10 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
     for k in range(len(layout)) if layout is not None else range(len(data)):
         if layout is None and reader.left() == 0:
             break
-        sections.append(_read_section(reader, None if layout is None else layout[k], bool(flags & HAS_STEP)))
+        sections.append(_read_section(reader, None if layout is None else layout[k], flags))
     if reader.left():
         _malformed(f"{reader.left()} bytes follow the last section")
-    return Payload(layout, digest, gain, step, shifts, sections)
+    return Payload(layout, digest, basis, gain, step, shifts, sections)
 
 
 def decoded_bytes(layout: Sequence[Spec]) -> int:
@@ -268,7 +314,7 @@ def _open(data: bytes | memoryview) -> tuple[int, Reader]:
         raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
     if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:
         raise PayloadError("checksum", "the payload is damaged: its checksum does not match")
-    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN):
+    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN | HAS_BASIS):
         raise PayloadError("version", f"the payload uses features this release does not know (flags {flags:#04x})")
     return flags, reader
 
@@ -348,18 +394,20 @@ def _read_step(reader: Reader) -> tuple[float, Array]:
     return step, shifts
 
 
-def _read_section(reader: Reader, spec: Spec | None, has_step: bool) -> Section:
+def _read_section(reader: Reader, spec: Spec | None, flags: int) -> Section:
     kind = reader.byte()
     if kind not in KIND_NAMES:
         raise PayloadError("version", f"a section of unknown kind {kind}")
     if spec is not None and kind not in (FLOAT_KINDS if spec.is_float else INTEGER_KINDS):
         _malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {KIND_NAMES[kind]} section")
-    if kind in STEPPED_KINDS and not has_step:
+    if kind in STEPPED_KINDS and not flags & HAS_STEP:
         _malformed(f"a {KIND_NAMES[kind]} section in a payload without a step")
+    if kind in FACTOR_KINDS and kind & (RIGHT_KNOWN | LEFT_KNOWN) and not flags & HAS_BASIS:
+        _malformed(f"a {KIND_NAMES[kind]} section in a payload without a shared basis")
     return Section(kind) if kind == ZERO else Section(kind, reader.take(reader.varint()))
 
 
-def read_factors(section: Section, shape: tuple[int, ...]) -> tuple[int, CodedTile, CodedTile, memoryview]:
+def read_factors(section: Section, shape: tuple[int, ...]) -> tuple[int, CodedSide, CodedSide, memoryview]:
     """Rank, V and A (still coded) of a section with factors, and the rest of its body."""
     view = fold(shape)
     if view is None:
@@ -369,12 +417,25 @@ def read_factors(section: Section, shape: tuple[int, ...]) -> tuple[int, CodedTi
     rank = reader.varint()
     if not 1 <= rank <= max_rank(height, width):
         _malformed(f"factors of rank {rank} of a {height} x {width} matrix")
-    right = _read_tile(reader.take(reader.varint()), Tile(0, rank, width, rank))
-    left = _read_tile(reader.take(reader.varint()), Tile(0, rank, height, rank))
+    right = _read_side(reader, width, rank, bool(section.kind & RIGHT_KNOWN))
+    left = _read_side(reader, height, rank, bool(section.kind & LEFT_KNOWN))
     rest = reader.take(reader.left())
-    if rest and section.kind == FACTORS:
+    if rest and not section.kind & AND_PLAIN:
         _malformed(f"{len(rest)} bytes follow the factors")
     return rank, right, left, rest
+
+
+def _read_side(reader: Reader, side: int, rank: int, known: bool) -> CodedSide:
+    directions, inside = 0, None
+    if known:
+        directions = reader.varint()
+        if not 1 <= directions <= min(MAX_DIRECTIONS, side):
+            _malformed(f"{directions} known directions of {side} entries")
+        data = reader.take(reader.varint())
+        inside = _read_tile(data, Tile(0, rank, directions, rank)) if len(data) else None
+    data = reader.take(reader.varint())
+    rest = _read_tile(data, Tile(0, rank, side, rank)) if len(data) or inside is None else None
+    return CodedSide(directions, inside, rest)
 
 
 def read_tiles(body: bytes | memoryview, shape: tuple[int, ...]) -> list[CodedTile]:

@@ -14,10 +14,11 @@ from .layout import KEPT, QUANTIZED, Tensor
 class Plan:
     """What does not depend on the step: the layout, and the sections of tensors that are not quantised."""
 
-    def __init__(self, tensors: Sequence[Tensor], *, as_digest: bool, with_gain: bool) -> None:
+    def __init__(self, tensors: Sequence[Tensor], *, as_digest: bool, with_gain: bool, basis: bytes | None) -> None:
         self.layout = [tensor.spec for tensor in tensors]
         self.as_digest = as_digest
         self.with_gain = with_gain
+        self.basis = basis
         self.fixed = {tensor.spec.name: _fixed_section(tensor) for tensor in tensors if tensor.kind != QUANTIZED}
         self.minimum = len(self.build({}))
 
@@ -31,7 +32,13 @@ class Plan:
             self.fixed.get(spec.name) or quantized.get(spec.name) or pay.Section(pay.ZERO) for spec in self.layout
         ]
         return pay.write(
-            *(self.layout, sections), as_digest=self.as_digest, with_gain=self.with_gain, step=step, shifts=shifts
+            self.layout,
+            sections,
+            as_digest=self.as_digest,
+            with_gain=self.with_gain,
+            basis=self.basis,
+            step=step,
+            shifts=shifts,
         )
 
 

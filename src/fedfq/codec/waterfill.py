@@ -8,14 +8,14 @@ The step for a budget is first sought on a sample of the entries; then one or tw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from . import payload as pay
 from .allocate import find_step
-from .basis import PROBE_RANK, Factors, LowRank, Product, affordable_rank, energy, fold
+from .basis import PROBE_RANK, Columns, Factors, Known, LowRank, Product, affordable_rank, energy, fold
 from .contexts import SHIFTS
 from .kernels import LARGEST, Array
 from .layout import Matrix, Tensor, Tile
@@ -30,6 +30,7 @@ MAX_TRIALS = 8
 PROBE_CELLS = 1 << 20  # larger matrices are looked at with few columns first
 PLAIN_SLOPE, FACTORS_SLOPE = -2.5, -0.65  # of the size over the step, both in logarithms, as they were met
 HOPELESS = 0.5  # plain coefficients at twice the cost of factors will not catch up
+WORTH = 0.99  # coefficients beside factors must save a percent: they take a pass over the tensor
 CLOSE = 0.04  # ways are decided where sizes are within so much of the budget
 SAFE = (1e-15, 1e15)  # peaks between which squares and products of matrices stay within float32
 
@@ -52,10 +53,13 @@ class Sample(NamedTuple):
 
     def whole_error(self, sparse: Sparse, step: float) -> float:
         """About the squared error of the whole tile."""
+        return max(self.energy * self.rows * self.columns - self.whole_saving(sparse, step), 0.0)
+
+    def whole_saving(self, sparse: Sparse, step: float) -> float:
+        """About by how much the levels lower the whole tile's squared error."""
         sizes = np.abs(sparse.levels) + sparse.excess
-        kept = step**2 * np.vdot(sizes, sizes)
-        error = max(self.energy - kept, 0.0) + step**2 * np.vdot(sparse.excess, sparse.excess)
-        return float(error) * self.rows * self.columns
+        saving = step**2 * (np.vdot(sizes, sizes) - np.vdot(sparse.excess, sparse.excess))
+        return float(saving) * self.rows * self.columns
 
 
 def take_sample(matrix: Matrix, share: float) -> Sample:
@@ -70,10 +74,20 @@ def sampled(matrix: Matrix, rows: int, columns: int) -> Sample:
 
 
 class Way(NamedTuple):
-    """How a tensor is coded."""
+    """How a tensor is coded: with factors of some rank, each in so many known directions; with plain coefficients."""
 
-    kind: int = pay.PLAIN
     rank: int = 0
+    left: int = 0
+    right: int = 0
+    plain: bool = True
+
+    @property
+    def kind(self) -> int:
+        """The kind of its section."""
+        if self.rank == 0:
+            return pay.PLAIN
+        known = pay.RIGHT_KNOWN * (self.right > 0) + pay.LEFT_KNOWN * (self.left > 0)
+        return pay.FACTORS + pay.AND_PLAIN * self.plain + known
 
 
 class Choice(NamedTuple):
@@ -83,22 +97,23 @@ class Choice(NamedTuple):
     size: float
     cost: float  # D + lambda R
     factors: Factors | None = None
-    right: Encoded | None = None
-    left: Encoded | None = None
+    right: pay.Side | None = None
+    left: pay.Side | None = None
 
 
 class Source:
     """A tensor to be coded: samples of its tiles, and its low-rank basis if it may have one."""
 
-    def __init__(self, tensor: Tensor, number: int, share: float, rounding: str) -> None:
+    def __init__(self, tensor: Tensor, number: int, share: float, rounding: str, known: Known | None) -> None:
         self.tensor = tensor
         self.number = number
         self.rounding = rounding
+        self.known = known
         self.samples = [take_sample(tensor.matrix(tile), share) for tile in tensor.tiles]
         self.low: LowRank | None = None
         self.low_sample: Sample | None = None
         self._last_plain: tuple[float, Choice] | None = None
-        self._last_factored: tuple[float, int, Choice | None] | None = None
+        self._last_factored: tuple[float, Way, Choice | None] | None = None
         self._plain_may_win = True
 
     def seek_basis(self, step: float, share: float, budget: float, seed: int) -> None:
@@ -109,14 +124,14 @@ class Source:
         h = view.matrix(self.tensor.array)
         if not h.any():
             return
-        most = affordable_rank(h.shape[0], h.shape[1], budget)
+        most = affordable_rank(h.shape[0], h.shape[1], budget, self.known)
         key = stream_key(seed, ~self.number)
         if most > PROBE_RANK and h.size > PROBE_CELLS:
-            probe = LowRank(h, PROBE_RANK, key)
-            gains = np.maximum(probe.gains(step), 0.0)
+            probe = LowRank(h, PROBE_RANK, key, self.known)
+            gains = np.maximum(probe.at(step).gains, 0.0)
             if probe.energy - gains.sum() - (most - gains.size) * gains[-1] > self.plain(step).cost:
                 return
-        self.low = LowRank(h, most, key)
+        self.low = LowRank(h, most, key, self.known)
         self.low_sample = take_sample(Matrix(h.reshape(-1), 0, h.shape[1], *h.shape), share)
 
     def plain(self, step: float) -> Choice:
@@ -132,53 +147,59 @@ class Source:
             error += sample.whole_error(sparse, step)
         return Choice(Way(), size, error + LAMBDA * step**2 * 8 * size)
 
-    def factored(self, step: float, rank: int) -> Choice | None:
-        """Factors of this rank, ready to be sent; None where nothing is left of them at this step."""
-        if self._last_factored is None or self._last_factored[:2] != (step, rank):
-            self._last_factored = (step, rank, self._factored(step, rank))
+    def factored(self, step: float, way: Way) -> Choice | None:
+        """Factors in this way, ready to be sent; None where nothing is left of them at this step."""
+        way = way._replace(plain=False)
+        if self._last_factored is None or self._last_factored[:2] != (step, way):
+            self._last_factored = (step, way, self._factored(step, way))
         return self._last_factored[2]
 
-    def _factored(self, step: float, rank: int) -> Choice | None:
-        if self.low is None or rank == 0:
+    def _factored(self, step: float, way: Way) -> Choice | None:
+        if self.low is None or way.rank == 0:
             return None
-        factors = self.low.factors(step, rank)
-        right, left = coded(factors.right_sparse, rank), coded(factors.left_sparse, rank)
+        factors = self.low.factors(step, way.rank, way.left, way.right)
+        right, left = coded_side(factors.right_columns, way.rank), coded_side(factors.left_columns, way.rank)
         if right is None or left is None:
             return None
-        size = len(right.stream) + len(left.stream) + 16.0
+        size = right.size + left.size + 16.0
         cost = factors.error + LAMBDA * step**2 * 8 * size
-        return Choice(Way(pay.FACTORS, rank), size, cost, factors, right, left)
+        return Choice(way, size, cost, factors, right, left)
+
+    def _best_factors(self, step: float) -> Choice | None:
+        if self.low is None:
+            return None
+        outlook = self.low.at(step)
+        return self.factored(step, Way(outlook.rank, outlook.left, outlook.right))
 
     def size_model(self, step: float) -> Callable[[float], float]:
         """About the bytes at any step, without coding: of factors by the rate of Gaussians, of plain coefficients from
         their size at this step. Plain coefficients that are far behind here are not looked at again."""
         plain, low = self.plain(step), self.low
-        cost = math.inf if low is None else low.energy - float(np.maximum(low.gains(step), 0.0).sum())
+        cost = math.inf if low is None else low.energy - float(np.maximum(low.at(step).gains, 0.0).sum())
         self._plain_may_win = cost > HOPELESS * plain.cost
         if low is not None and cost < plain.cost:
-            return low.size
+            return lambda at: low.at(at).size
         return lambda at: plain.size * (at / step) ** PLAIN_SLOPE
 
     def choose(self, step: float) -> Choice:
         """The best way at this step."""
-        low = self.factored(step, self.low.rank(step)) if self.low is not None else None
+        low = self._best_factors(step)
         if low is None or low.factors is None:
             return self.plain(step)
-        rest_size, rest_error = self._rest(low.factors, step)
-        cost = rest_error + LAMBDA * step**2 * 8 * (low.size + rest_size)
-        if cost < low.cost:
-            way = Way(pay.FACTORS_AND_PLAIN, low.way.rank)
-            low = low._replace(way=way, size=low.size + rest_size, cost=cost)
+        rest_size, rest_saving = self._rest(low.factors, step)
+        cost = low.cost - rest_saving + LAMBDA * step**2 * 8 * rest_size
+        if cost < WORTH * low.cost:
+            low = low._replace(way=low.way._replace(plain=True), size=low.size + rest_size, cost=cost)
         return low if not self._plain_may_win or low.cost < self.plain(step).cost else self.plain(step)
 
     def _rest(self, factors: Factors, step: float) -> tuple[float, float]:
-        """About the bytes and the error of plain coefficients for what the factors leave."""
+        """About the bytes of plain coefficients for what the factors leave, and what they save of its error."""
         assert self.low_sample is not None
         matrix, rows, columns, _ = self.low_sample
         made = factors.left[::rows] @ factors.right[::columns].T
         rest = sampled(matrix._replace(flat=matrix.flat - made.reshape(-1)), rows, columns)
         sparse = deadzone(rest.matrix, step)
-        return rest.whole_size(coded(sparse, matrix.width)) + 8, rest.whole_error(sparse, step)
+        return rest.whole_size(coded(sparse, matrix.width)) + 8, rest.whole_saving(sparse, step)
 
     def rest(self, factors: Factors) -> Tensor:
         """What the factors leave of the tensor."""
@@ -193,11 +214,24 @@ def coded(sparse: Sparse, width: int) -> Encoded | None:
     return encode_tile(sparse, width, by_size=True) if sparse.levels.size else None
 
 
+def coded_side(columns: Columns, rank: int) -> pay.Side | None:
+    inside = None if columns.inside is None else coded(columns.inside, rank)
+    rest = coded(columns.rest, rank)
+    return None if inside is None and rest is None else pay.Side(columns.directions, inside, rest)
+
+
 class Waterfill:
     """The tensors of one update, ready to be coded at any step."""
 
     def __init__(
-        self, tensors: Sequence[Tensor], peak: float, rounding: str, basis: str, seed: int, spread: Spread
+        self,
+        tensors: Sequence[Tensor],
+        peak: float,
+        rounding: str,
+        basis: str,
+        seed: int,
+        spread: Spread,
+        known: Mapping[str, Known],
     ) -> None:
         self.peak = peak
         self.rounding = rounding
@@ -207,7 +241,8 @@ class Waterfill:
         self.cells = sum(tensor.spec.size for tensor in tensors)
         self.share = self.cells / SAMPLE_CELLS
         self.sources: list[Source] = spread(
-            lambda item: Source(item[1], item[0], self.share, rounding), list(enumerate(tensors))
+            lambda item: Source(item[1], item[0], self.share, rounding, known.get(item[1].spec.name)),
+            list(enumerate(tensors)),
         )
         # the finest step whose levels still fit, and one at which nothing is left (or, rounded at random, little)
         self.finest = float(np.nextafter(np.float32(peak / (MAX_MAGNITUDE - 2)), np.float32(np.inf)))
@@ -289,13 +324,13 @@ class Waterfill:
 
     def _encode(self, plan: Plan, step: float, ways: Sequence[Way]) -> bytes:
         """Everything at this step, each tensor in its way, for good."""
-        coded_ways = self.spread(lambda item: item[0].factored(step, item[1].rank), list(zip(self.sources, ways)))
+        coded_ways = self.spread(lambda item: item[0].factored(step, item[1]), list(zip(self.sources, ways)))
         choices = [
             Choice(Way(), 0.0, 0.0) if low is None else low._replace(way=way) for low, way in zip(coded_ways, ways)
         ]
         jobs: list[tuple[int, Tensor, Tile, np.uint64]] = []
         for source, choice in zip(self.sources, choices):
-            if choice.way.kind != pay.FACTORS:
+            if choice.factors is None or choice.way.plain:
                 tensor = source.tensor if choice.factors is None else source.rest(choice.factors)
                 keys = (stream_key(self.seed, source.number << 32 | k) for k in range(len(tensor.tiles)))
                 jobs += [(source.number, tensor, tile, key) for tile, key in zip(tensor.tiles, keys)]
@@ -313,7 +348,7 @@ class Waterfill:
                 assert choice.right is not None and choice.left is not None
                 rank = choice.factors.right.shape[1]
                 body = pay.write_factors(rank, choice.right, choice.left)
-                if choice.way.kind == pay.FACTORS_AND_PLAIN:
+                if choice.way.plain:
                     body += pay.write_tiles(group)
                 sections[source.tensor.spec.name] = pay.Section(choice.way.kind, body)
             elif any(group):
@@ -335,7 +370,7 @@ class Waterfill:
 
 def _slope(choices: Sequence[Choice]) -> float:
     """How the size falls with the step, in logarithms: that of factors by a bit an entry, twice the step."""
-    factors = sum(choice.size for choice in choices if choice.way.kind == pay.FACTORS)
+    factors = sum(c.size for c in choices if c.factors is not None and not c.way.plain)
     every = sum(choice.size for choice in choices)
     return PLAIN_SLOPE + (FACTORS_SLOPE - PLAIN_SLOPE) * factors / max(every, 1.0)
 

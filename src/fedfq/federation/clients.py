@@ -67,7 +67,7 @@ class Answer(NamedTuple):
 class Worker:
     """All that a process needs to play any client."""
 
-    def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, shared: Any) -> None:
+    def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, theta: Any, initial: Any) -> None:
         self.config = config
         self.task = tasks.get(config.task)
         self.data = self.task.load(data_dir)
@@ -75,7 +75,9 @@ class Worker:
         self.model = self.task.model(config.seed)
         self.method = config.make_method()
         self.memories = Memories(memory_folder)
-        self.theta = views(shared, state(self.model))
+        self.theta = views(theta, state(self.model))
+        self.initial = views(initial, state(self.model))
+        self._derived: tuple[int, Any] = (0, None)
 
     def train(self, job: Job) -> Answer:
         own = self.shards[job.client]
@@ -85,7 +87,7 @@ class Worker:
         update, loss = local_sgd(self.model, self.theta, self.task, self.data.train, own, how, rng)
         trained = time.perf_counter()
         seed = int(random(self.config, ENCODING, job.round, job.client).integers(2**62))
-        order = Order(job.round, job.client, seed, job.announcement)
+        order = Order(job.round, job.client, seed, job.announcement, self._derive(job.round))
         payload, claimed, refused = None, 0.0, None
         memory: State = {}
         try:
@@ -98,6 +100,12 @@ class Worker:
         encoded = time.perf_counter()
         times = (trained - start, encoded - trained)
         return Answer(job.client, len(own), payload, claimed, loss, bool(memory), refused, *times)
+
+    def _derive(self, round_: int) -> Any:
+        """What a client works out from the models. It is the same for all, so a process does it once a round."""
+        if self._derived[0] != round_:
+            self._derived = (round_, self.method.derive(self.theta, self.initial))
+        return self._derived[1]
 
     def evaluate(self, start: int) -> tuple[float, float, int]:
         """Right answers and summed loss on one chunk of the test examples."""
@@ -128,15 +136,17 @@ class Clients:
     def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, workers: int) -> None:
         self.config = config
         task = tasks.get(config.task)
-        self.initial = {name: value.copy() for name, value in state(task.model(config.seed)).items()}
-        shared = RawArray(c_char, sum(value.nbytes for value in self.initial.values()))
-        self.theta = views(shared, self.initial)
-        self.worker = Worker(config, data_dir, memory_folder, shared)
+        model = state(task.model(config.seed))
+        theta, initial = (RawArray(c_char, sum(value.nbytes for value in model.values())) for _ in range(2))
+        self.theta, self.initial = views(theta, model), views(initial, model)
+        for name, value in model.items():
+            self.initial[name][...] = value
+        self.worker = Worker(config, data_dir, memory_folder, theta, initial)
         self._pool: ProcessPoolExecutor | None = None
         self._threads = torch.get_num_threads()
         if workers > 1:
             context = multiprocessing.get_context("spawn")
-            arguments = (config, data_dir, memory_folder, shared)
+            arguments = (config, data_dir, memory_folder, theta, initial)
             self._pool = ProcessPoolExecutor(workers, context, _start, arguments)
 
     def __enter__(self) -> Clients:
@@ -181,12 +191,12 @@ def views(shared: Any, like: Mapping[str, Array]) -> dict[str, Array]:
 _worker: Worker
 
 
-def _start(config: Config, data_dir: Path | None, memory_folder: Path, shared: Any) -> None:
+def _start(config: Config, data_dir: Path | None, memory_folder: Path, theta: Any, initial: Any) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
-    _worker = Worker(config, data_dir, memory_folder, shared)
+    _worker = Worker(config, data_dir, memory_folder, theta, initial)
 
 
 def _end_with(parent: int) -> None:

@@ -61,7 +61,7 @@ def run(
         bool | None, typer.Option("--error-feedback/--no-error-feedback", help="Send later what was left out.")
     ] = None,
     gain: Annotated[bool | None, typer.Option("--gain/--no-gain", help="Scale up what shrank on the way.")] = None,
-    basis: Annotated[str | None, typer.Option(help="adaptive or identity.")] = None,
+    basis: Annotated[str | None, typer.Option(help="shared, adaptive or identity.")] = None,
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
     workers: Workers = None,

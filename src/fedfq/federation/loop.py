@@ -75,6 +75,7 @@ class Federation:
         method = config.make_method()
         nothing = {name: np.zeros_like(value) for name, value in self.theta.items()}
         method.encode(nothing, {}, Order(0, 0, 0))  # a budget too small for any update is refused before one is trained
+        self.method = method
         self.server = method.server(self.theta)
         self.memories: dict[int, int] = {}
         self.round = 0
@@ -86,6 +87,7 @@ class Federation:
         self.round += 1
         lr = config.lr * config.lr_decay ** (self.round - 1)
         chosen = self._sample()
+        self.server.derived = self.method.derive(self.theta, self.clients.initial)
         announced = self.server.announce({client: self._weight(client) for client in chosen})
         jobs = [Job(self.round, client, lr, announced.get(client, b""), self.memories.get(client)) for client in chosen]
         self.clients.publish(self.theta)

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator, decode
+from fedfq.codec.shared import SharedBasis
 from fedfq.feedback import ErrorFeedback
 
 from .method import Method, Order, Server, State, Update, Upload
@@ -21,7 +22,7 @@ from .wire import lengths
 @dataclass(frozen=True)
 class FedFQ(Method):
     ratio: float = 256
-    basis: Literal["adaptive", "identity"] = "adaptive"
+    basis: Literal["shared", "adaptive", "identity"] = "shared"
     error_feedback: bool = True
     gain: bool = False
 
@@ -33,20 +34,29 @@ class FedFQ(Method):
         self._codec()
 
     def _codec(self) -> Codec:
-        return Codec(ratio=self.ratio, basis=self.basis, gain=self.gain, layout="digest")
+        basis = "adaptive" if self.basis == "shared" else self.basis
+        return Codec(ratio=self.ratio, basis=basis, gain=self.gain, layout="digest")
+
+    def derive(self, model: Update, initial: Update) -> SharedBasis | None:
+        if self.basis != "shared":
+            return None
+        try:
+            return SharedBasis(model, initial)
+        except ValueError:  # the training diverged, and the model is no longer finite
+            return None
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
         codec = self._codec()
         if not self.error_feedback:
-            payload = codec.encode(update, order.seed)
+            payload = codec.encode(update, order.seed, shared_basis=order.derived)
             return Upload(payload, 8 * len(payload))
         feedback = ErrorFeedback(codec)
         feedback.residual = memory
-        payload = feedback.encode(update, order.seed)
+        payload = feedback.encode(update, order.seed, shared_basis=order.derived)
         return Upload(payload, 8 * len(payload), feedback.residual)
 
-    def decode(self, payload: bytes, like: Update) -> Update:
-        return decode(payload, like=like)
+    def decode(self, payload: bytes, like: Update, shared_basis: SharedBasis | None = None) -> Update:
+        return decode(payload, like=like, shared_basis=shared_basis)
 
     def server(self, like: Update) -> Server:
         return Averaging(self, like)
@@ -95,7 +105,7 @@ class Averaging(Server):
 
     def receive(self, client: int, payload: bytes | None, weight: float) -> None:
         if payload is not None:
-            self._total.add(payload, weight)
+            self._total.add(payload, weight, shared_basis=self.derived)
 
     def finish(self, loss: float) -> Update:
         if self._total.weight == 0.0:

@@ -25,6 +25,7 @@ class Order(NamedTuple):
     client: int
     seed: int  # of this client in this round: all its random numbers come from here
     announcement: bytes = b""  # what `Server.announce` made for it
+    derived: Any = None  # what `Method.derive` made of the model
 
 
 class Upload(NamedTuple):
@@ -53,6 +54,10 @@ class Method(ABC):
     def decode(self, payload: bytes, like: Update) -> Update:
         """What the server makes of a payload: names, shapes and dtypes of `like`, all finite, or `PayloadError`."""
 
+    def derive(self, model: Update, initial: Update) -> Any:
+        """What both sides work out, once a round, from the global model and the initial one; for most, nothing."""
+        return None
+
     def server(self, like: Update) -> Server:
         return Server(self, like)
 
@@ -63,6 +68,7 @@ class Server:
     def __init__(self, method: Method, like: Update) -> None:
         self.method = method
         self.like = like
+        self.derived: Any = None  # what `Method.derive` made of this round's model
         self._clear()
 
     def _clear(self) -> None:

@@ -88,3 +88,9 @@ def test_both_sides_remember_the_same_to_the_bit():
         memory = upload.memory
         known = np.concatenate([server.state_dict()[f"0/{name}"].reshape(-1) for name in ("conv.weight", "half")])
         assert known.tobytes() == memory["sent"][: known.size].tobytes()
+
+
+@pytest.mark.parametrize("told", [b"\0", b"\0" * 9, MOTION.pack(-1.0), MOTION.pack(float("nan"))])
+def test_an_announcement_that_says_nothing_is_refused(told):
+    with pytest.raises(ValueError, match="announced motion"):
+        AQG.encode({"h": H}, {}, order(announcement=told))

@@ -16,6 +16,7 @@ less, not less or equal: with equality an update that did not change is not sent
 
 from __future__ import annotations
 
+import math
 import struct
 from collections import deque
 from collections.abc import Mapping
@@ -53,7 +54,7 @@ class AQG(Method):
         known = memory.get(SENT, np.zeros(h.size, np.float32))
         if known.shape != h.shape:
             raise ValueError(f"the update has {h.size} entries, its memory has shape {known.shape}")
-        motion = MOTION.unpack(order.announcement)[0] if order.announcement else 0.0
+        motion = _announced(order.announcement) if order.announcement else 0.0
         change = finite(h.astype(np.float64) - known)
         scale = peak(change)
         bits = _width(h.size, float(scale), motion)
@@ -137,6 +138,15 @@ class Remembering(Server):
             client, slash, name = key.partition("/")
             if slash:
                 self._known.setdefault(int(client), {})[name] = array
+
+
+def _announced(data: bytes) -> float:
+    motion = float(MOTION.unpack(data)[0]) if len(data) == MOTION.size else math.nan
+    if not (math.isfinite(motion) and motion >= 0):
+        raise ValueError(
+            f"the announced motion must be a number of at least 0 in {MOTION.size} bytes, got {data.hex()}"
+        )
+    return motion
 
 
 def _width(size: int, scale: float, motion: float) -> int:

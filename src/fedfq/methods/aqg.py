@@ -144,7 +144,7 @@ def _announced(data: bytes) -> float:
     motion = float(MOTION.unpack(data)[0]) if len(data) == MOTION.size else math.nan
     if not (math.isfinite(motion) and motion >= 0):
         raise ValueError(
-            f"the announced motion must be a number of at least 0 in {MOTION.size} bytes, got {data.hex()}"
+            f"the announced motion must be a number >= 0 in {MOTION.size} bytes, got {data.hex()}"
         )
     return motion
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from fedfq import methods
+from fedfq import SharedBasis, inspect, methods
 from fedfq.federation.clients import Clients
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
@@ -198,3 +198,30 @@ def test_a_folder_that_holds_something_is_not_touched(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is not empty"):
         run(config(), tmp_path / "other")
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.tex"]
+
+
+# --- The shared basis --------------------------------------------------------------------------------------
+
+
+def test_from_the_second_round_on_both_sides_derive_the_same_basis(tmp_path: Path) -> None:
+    settings = config("fedfq@32", local_steps=5)
+    with Clients(settings, None, tmp_path, 2) as clients:
+        federation = Federation(settings, clients)
+        for number in (1, 2, 3):
+            basis = SharedBasis(federation.theta, clients.initial)
+            line, _ = federation.step()
+            assert line["rejected"] == [] and federation.sample is not None
+            named = inspect(federation.sample, like=federation.theta).shared_basis
+            assert named == (None if number == 1 else basis.digest.hex())
+
+
+def test_a_client_that_lacks_the_initial_model_is_understood(tmp_path: Path) -> None:
+    """A late joiner encodes without a basis; the round goes on as with the others."""
+    settings = config("fedfq@32", local_steps=5)
+    with Clients(settings, None, tmp_path, 1) as clients:
+        federation = Federation(settings, clients)
+        federation.step()
+        clients.worker._derived = (2, None)
+        line, _ = federation.step()
+        assert line["rejected"] == [] and federation.sample is not None
+        assert inspect(federation.sample, like=federation.theta).shared_basis is None

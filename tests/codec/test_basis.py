@@ -159,6 +159,19 @@ def test_with_a_gain_the_decoded_update_is_as_long_along_h_as_h(options: dict[st
     np.testing.assert_array_equal(decoded["running_mean"], update["running_mean"].astype(np.float16))
 
 
+def test_a_gain_can_keep_the_norm() -> None:
+    update = {"w": low_rank(60, 80, 6, noise=0.3), "b": draw("normal", (50,))}
+    payload = encode(update, ratio=60, gain="norm")
+    norms = [
+        np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in d.values()))
+        for d in (update, decode(payload))
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert 1 < inspect(payload).gain < inspect(encode(update, ratio=60, gain=True)).gain
+    with pytest.raises(ValueError, match="gain must be one of False, True, 'norm'"):
+        Codec(ratio=60, gain="double")  # type: ignore[arg-type]
+
+
 def test_a_gain_where_nothing_is_sent_is_one() -> None:
     assert inspect(encode({"w": np.zeros((9, 9), np.float32)}, max_bytes=100, gain=True)).gain == 1
 

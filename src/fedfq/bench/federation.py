@@ -43,7 +43,7 @@ def run(data_dir: Path | None, quick: bool, say: Say) -> Row:
     result["workers"] = workers(name, data_dir)
     say("bytes with the shared basis at the error of the adaptive one")
     places = (("iid", 0.1), ("shards:2", 0.05))
-    rounds = (3,) if quick else (12, 25, 50)
+    rounds = (3,) if quick else (12, 25)
     result["shared_basis"] = [row for split, lr in places for row in shared_basis(name, split, lr, rounds, data_dir)]
     if not quick and name != "digits":
         say("memory of 100 clients with 9.2 M parameters and error feedback")

@@ -41,8 +41,8 @@ class Codec:
                of the rest, whichever is best; "identity": always the first. Only waterfill with a dead zone is adaptive
     rounding   "deadzone" or "stochastic" (unbiased, at many times the error below 2 bits a parameter). The default is
                "deadzone" for waterfill and "stochastic", as in the paper, for exact and cgsa
-    gain       scale what is decoded so that <h, decoded> = <h, h>: undoes the shrinking of a dead zone, for a
-               larger error
+    gain       True: scale what is decoded so that <h, decoded> = <h, h>, which undoes the shrinking of a dead zone, for
+               a larger error; "norm": so that ||decoded|| = ||h||, about half of that
     layout     "full" puts names and shapes into the payload, "digest" 8 bytes that stand for them: decoding then needs
                `like=`
     keep       name patterns (as of `fnmatch`) of tensors sent as float16
@@ -60,7 +60,7 @@ class Codec:
         allocator: Literal["waterfill", "exact", "cgsa"] = "waterfill",
         basis: Literal["adaptive", "identity"] | None = None,
         rounding: Literal["deadzone", "stochastic"] | None = None,
-        gain: bool = False,
+        gain: bool | Literal["norm"] = False,
         layout: Literal["full", "digest"] = "full",
         keep: Sequence[str] = KEEP,
         threads: int = 1,
@@ -82,6 +82,7 @@ class Codec:
             raise ValueError(f"{given[0]} must be positive and finite, got {value!r}")
         _one_of("allocator", allocator, ("waterfill", "exact", "cgsa"))
         _one_of("layout", layout, ("full", "digest"))
+        _one_of("gain", gain, (False, True, "norm"))
         if rounding is None:
             rounding = "deadzone" if allocator == "waterfill" else "stochastic"
         _one_of("rounding", rounding, ("deadzone", "stochastic"))
@@ -112,7 +113,7 @@ class Codec:
         self.allocator = allocator
         self.basis = basis
         self.rounding = rounding
-        self.gain = bool(gain)
+        self.gain = gain
         self.layout = layout
         self.keep = tuple(keep)
         self.threads = threads
@@ -145,14 +146,15 @@ class Codec:
         return decode_parsed(parse(payload, layout), shared_basis, self.threads)
 
     def _with_gain(self, payload: bytes, tensors: list[Tensor], decoded: dict[str, Array]) -> bytes:
-        """The payload, with <h, h> / <h, q> over the quantised tensors, q being what it decodes to; 1 if that is 0."""
+        """The payload, with the gain over the quantised tensors, q being what it decodes to; 1 if that is 0."""
         energy = product = 0.0
         for tensor in tensors:
             if tensor.kind == QUANTIZED:
-                h = np.asarray(tensor.array, np.float64)
+                h, q = np.asarray(tensor.array, np.float64), np.asarray(decoded[tensor.spec.name], np.float64)
                 energy += float(np.vdot(h, h))
-                product += float(np.vdot(h, decoded[tensor.spec.name]))
+                product += float(np.vdot(q, q) if self.gain == "norm" else np.vdot(h, q))
         gain = energy / product if product > 0 else 1.0
+        gain = math.sqrt(gain) if self.gain == "norm" else gain
         return pay.set_gain(payload, gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0)
 
     def _encode(self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> bytes:
@@ -163,7 +165,7 @@ class Codec:
         with workers(self.threads) as spread:
             peaks = spread(Tensor.peak, quantized)
             basis = None if shared_basis is None else shared_basis.digest
-            plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=self.gain, basis=basis)
+            plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=bool(self.gain), basis=basis)
             budget = self._budget(plan.layout)
             if budget is not None and budget < plan.minimum:
                 raise BudgetError(budget, plan.minimum)
@@ -196,6 +198,6 @@ class Codec:
         return None if self.max_bytes is None else int(self.max_bytes)
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")

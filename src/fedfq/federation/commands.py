@@ -60,7 +60,9 @@ def run(
     error_feedback: Annotated[
         bool | None, typer.Option("--error-feedback/--no-error-feedback", help="Send later what was left out.")
     ] = None,
-    gain: Annotated[bool | None, typer.Option("--gain/--no-gain", help="Scale up what shrank on the way.")] = None,
+    gain: Annotated[
+        bool | None, typer.Option("--gain/--no-gain", help="Scale up fully what shrank on the way, or not at all.")
+    ] = None,
     basis: Annotated[str | None, typer.Option(help="shared, adaptive or identity.")] = None,
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,

@@ -143,9 +143,7 @@ class Remembering(Server):
 def _announced(data: bytes) -> float:
     motion = float(MOTION.unpack(data)[0]) if len(data) == MOTION.size else math.nan
     if not (math.isfinite(motion) and motion >= 0):
-        raise ValueError(
-            f"the announced motion must be a number >= 0 in {MOTION.size} bytes, got {data.hex()}"
-        )
+        raise ValueError(f"the announced motion must be a number >= 0 in {MOTION.size} bytes, got {data.hex()}")
     return motion
 
 

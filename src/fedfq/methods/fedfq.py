@@ -24,7 +24,7 @@ class FedFQ(Method):
     ratio: float = 256
     basis: Literal["shared", "adaptive", "identity"] = "shared"
     error_feedback: bool = True
-    gain: bool = False
+    gain: bool | Literal["norm"] = "norm"
 
     paper: ClassVar[str] = "this project (FedFQ with real-valued widths)"
     claims: ClassVar[str] = "what the payload takes"

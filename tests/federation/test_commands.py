@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -156,11 +157,14 @@ def killed_and_resumed(folder: Path, kills: int) -> None:
     happened = 0
     while happened < kills:
         resume = ["--resume"] if (folder / "killed" / "run.json").exists() else []
-        process = subprocess.Popen([*command, str(folder / "killed"), *resume], stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [*command, str(folder / "killed"), *resume], stderr=subprocess.DEVNULL, start_new_session=True
+        )
         _wait_for_a_round(process, folder / "killed" / "rounds.jsonl")
         time.sleep(rng.uniform(0.0, 0.8))
         process.send_signal(signal.SIGKILL)
         happened += process.wait() == -signal.SIGKILL
+        _wait_for_the_workers(process.pid)
         if process.returncode == 0:  # it was faster: begin anew
             subprocess.run(["rm", "-r", str(folder / "killed")], check=True)
     resume = ["--resume"] if (folder / "killed" / "run.json").exists() else []
@@ -173,6 +177,15 @@ def _wait_for_a_round(process: "subprocess.Popen[bytes]", ledger: Path) -> None:
     size = ledger.stat().st_size if ledger.exists() else 0
     while process.poll() is None and (not ledger.exists() or ledger.stat().st_size == size):
         time.sleep(0.02)
+
+
+def _wait_for_the_workers(group: int) -> None:
+    """A killed run leaves no process behind."""
+    with suppress(ProcessLookupError):
+        for _ in range(300):
+            os.killpg(group, 0)
+            time.sleep(0.1)
+        pytest.fail("workers outlive the run that was killed")
 
 
 if __name__ == "__main__":

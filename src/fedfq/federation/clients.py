@@ -146,7 +146,7 @@ class Clients:
         self._threads = torch.get_num_threads()
         if workers > 1:
             context = multiprocessing.get_context("spawn")
-            arguments = (config, data_dir, memory_folder, theta, initial)
+            arguments = (os.getpid(), config, data_dir, memory_folder, theta, initial)
             self._pool = ProcessPoolExecutor(workers, context, _start, arguments)
 
     def __enter__(self) -> Clients:
@@ -191,12 +191,12 @@ def views(shared: Any, like: Mapping[str, Array]) -> dict[str, Array]:
 _worker: Worker
 
 
-def _start(config: Config, data_dir: Path | None, memory_folder: Path, theta: Any, initial: Any) -> None:
+def _start(parent: int, *arguments: Any) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # it may be gone already
     torch.set_num_threads(1)
-    _worker = Worker(config, data_dir, memory_folder, theta, initial)
+    _worker = Worker(*arguments)
 
 
 def _end_with(parent: int) -> None:

@@ -28,7 +28,7 @@ from .parallel import workers
 from .quantize import stream_key, uniform
 
 ITERATIONS = 2
-RIDGE = 1e-14
+RIDGE = 1e-14  # of the trace
 WEAKEST = 1e-5  # of the largest squared singular value: directions below are made of rounding errors
 MARGIN = 0.5  # what one machine finds just above the limit, another one may find just below
 
@@ -46,12 +46,12 @@ class SharedBasis:
         self.layout = [tensor.spec for tensor in tensors]
         if (other := _difference(self.layout, [tensor.spec for tensor in before.values()])) is not None:
             raise ValueError(f"the initial model is another one: {other}")
+        floats = sorted((tensor for tensor in tensors if tensor.spec.is_float), key=lambda tensor: tensor.spec.name)
         with workers(threads) as spread:
-            floats = [tensor for tensor in tensors if tensor.spec.is_float]
-            drifts = spread(lambda tensor: _drift(tensor, before[tensor.spec.name]), floats)
-            found = spread(directions, drifts)
-        self.digest = _digest(self.layout, drifts)
-        named = [(tensor.spec.name, known) for tensor, known in zip(floats, found) if known is not None]
+            moves = spread(lambda tensor: _moved(tensor, before[tensor.spec.name]), floats)
+        digests = b"".join(digest for digest, _ in moves)
+        self.digest = hashlib.sha256(lay.digest(self.layout) + digests).digest()[:8]
+        named = [(tensor.spec.name, known) for tensor, (_, known) in zip(floats, moves) if known is not None]
         self.held = {name: known for name, (known, _) in named}  # what payloads may name
         self.used = {  # what they are made with
             name: Known(known.left[:, :count], known.right[:, :count]) for name, (known, count) in named if count
@@ -73,21 +73,14 @@ def _difference(one: Sequence[Spec], other: Sequence[Spec]) -> str | None:
     return f"it has a tensor {min(missing)!r}" if missing else None
 
 
-def _drift(now: Tensor, before: Tensor) -> Array:
-    """theta_t - theta_0 in float32, which is the same everywhere."""
+def _moved(now: Tensor, before: Tensor) -> tuple[bytes, tuple[Known, int] | None]:
+    """The digest of a tensor's drift and its directions. The drift in float32 is the same on every machine."""
     with np.errstate(over="ignore", invalid="ignore"):
         drift = np.asarray(now.array, np.float32) - np.asarray(before.array, np.float32)
     if not np.isfinite(drift).all():
         raise ValueError(f"tensor {now.spec.name!r} of the model or the initial model has entries that are not finite")
-    return drift
-
-
-def _digest(layout: Sequence[Spec], drifts: Sequence[Array]) -> bytes:
-    digest = hashlib.sha256(lay.digest(layout))  # processors have instructions for this one
-    names = [spec.name for spec in layout if spec.is_float]
-    for _, drift in sorted(zip(names, drifts), key=lambda item: item[0]):
-        digest.update(np.ascontiguousarray(drift, "<f4").data)
-    return digest.digest()[:8]
+    digest = hashlib.sha256(np.ascontiguousarray(drift, "<f4").data).digest()  # processors have instructions for it
+    return digest, directions(drift)
 
 
 def directions(drift: Array) -> tuple[Known, int] | None:

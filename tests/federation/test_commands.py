@@ -135,8 +135,8 @@ def test_compare_refuses(methods: str, message: str) -> None:
 def test_demo(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
     monkeypatch.setattr(commands, "DEMO", commands.DEMO | {"rounds": 2, "local_steps": 1})
     shown = ok("demo")
-    assert "fedavg" in shown and "fedfq@128" in shown and "open fedfq-demo.html" in shown
-    assert [path.name for path in working_directory.iterdir()] == ["fedfq-demo.html"]
+    assert "fedavg" in shown and "fedfq@128" in shown and "open report.html" in shown
+    assert [path.name for path in working_directory.iterdir()] == ["report.html"]
     ok("demo")  # and again
 
 

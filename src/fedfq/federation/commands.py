@@ -125,7 +125,7 @@ DEMO_METHODS = ["fedavg", "fedfq@32", "fedfq@64", "fedfq@128"]
 
 
 def demo(
-    report: Annotated[Path, typer.Option(metavar="FILE", help="The page that is written.")] = Path("fedfq-demo.html"),
+    report: Annotated[Path, typer.Option(metavar="FILE", help="The page that is written.")] = Path("report.html"),
 ) -> None:
     """Train a federation on handwritten digits, with and without compression, and compare. Takes about a minute."""
     with TemporaryDirectory() as folder:

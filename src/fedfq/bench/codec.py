@@ -322,9 +322,10 @@ def write(result: Row, path: Path) -> None:
 
 
 def draw(rows: list[Row], entropies: list[Row], path: Path) -> None:
-    """NMSE over the true ratio: one panel an update, one line a codec; dashed, plain levels without contexts."""
+    """NMSE over the true ratio, from 12 on: one panel an update, one line a codec; dashed, plain levels without contexts."""
     from matplotlib.figure import Figure
 
+    rows = [row for row in rows if row["ratio"] >= 12]
     names = list(dict.fromkeys(row["update"] for row in rows))
     columns = min(3, len(names))
     lines = -(-len(names) // columns)

@@ -322,7 +322,7 @@ def write(result: Row, path: Path) -> None:
 
 
 def draw(rows: list[Row], entropies: list[Row], path: Path) -> None:
-    """NMSE over the true ratio, from 12 on: a panel an update, a line a codec; dashed, plain levels without contexts."""
+    """NMSE over the true ratio, from 12 on: a panel an update, a line a codec; dashed, plain levels without context."""
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["ratio"] >= 12]

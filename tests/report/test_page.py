@@ -118,7 +118,7 @@ def test_what_differs_comes_first(tmp_path):
     head, first, second = Outline(html).tables["What differs between the runs"]
     assert [cell[0] for cell in head] == ["Run", "option ratio", "option gain"]
     assert [cell[0] for cell in first[1:]] == ["256", "True"]
-    assert [cell[0] for cell in second[1:]] == ["64", "False"]
+    assert [cell[0] for cell in second[1:]] == ["64", "norm"]
     assert "<dt>lr</dt><dd>0.5</dd>" in html and "toaster, 2 cores" in html
 
 

@@ -22,7 +22,8 @@ VARIANTS = {
     "qsgd, one level": ("qsgd", {"levels": 1, "bucket": 64}),
     "fedpaq, max": ("fedpaq", {"norm": "max", "levels": 2}),
     "dadaquant, 50 levels": ("dadaquant", {"levels": 50}),
-    "fedfq, memory and gain": ("fedfq", {"error_feedback": True, "gain": True}),
+    "fedfq, full gain": ("fedfq", {"gain": True}),
+    "fedfq, no gain": ("fedfq", {"gain": False}),
     "fedfq, no memory": ("fedfq", {"error_feedback": False}),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in METHODS}, **VARIANTS}

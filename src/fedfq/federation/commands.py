@@ -120,7 +120,7 @@ def compare(
     typer.echo(compared(methods.split(","), settings, where, out / "report.html", target))
 
 
-DEMO = {"task": "digits", "rounds": 40, "local_steps": 10}
+DEMO = {"task": "digits", "rounds": 30, "local_steps": 10}
 DEMO_METHODS = ["fedavg", "fedfq@32", "fedfq@64", "fedfq@128"]
 
 

@@ -87,6 +87,13 @@ def test_low_rank_updates_take_a_fraction_of_the_bytes(shape: tuple[int, ...]) -
     assert nmse(update, decode(adaptive)) < 0.2 * nmse(update, decode(plain))
 
 
+@pytest.mark.parametrize("ratio", [32, 64, 128])
+def test_a_budget_that_factors_cannot_fill_does_not_break_them(ratio: int) -> None:
+    """An exact product of few columns needs few bytes; at ever finer steps its levels would no longer fit."""
+    update = {"w": low_rank(400, 900, 4)}
+    assert nmse(update, decode(encode(update, ratio=ratio))) < 1e-5
+
+
 @pytest.mark.parametrize("kind", ["normal", "laplace", "sparse"])
 @pytest.mark.parametrize("ratio", [16, 64, 256])
 def test_never_much_worse_than_plain_coefficients(kind: str, ratio: int) -> None:

@@ -154,19 +154,21 @@ class Columns(NamedTuple):
     inside: Sparse | None
     rest: Sparse
     directions: int
-    levels: Array  # float32, side x rank: what both make
 
     @classmethod
-    def quantized(cls, columns: Array, step: float, known: Array | None, coefficients: Array | None = None) -> Columns:
-        """`coefficients` are those of the columns in the known directions, where they were computed before."""
+    def quantized(
+        cls, columns: Array, step: float, known: Array | None, coefficients: Array | None = None
+    ) -> tuple[Columns, Array]:
+        """And what its levels make, side x rank. `coefficients` are those of the columns in the known directions, where
+        they were computed before."""
         side, rank = columns.shape
         if known is None:
             rest = deadzone(_as_matrix(columns), step)
-            return cls(None, rest, 0, dense(rest, side, rank))
+            return cls(None, rest, 0), dense(rest, side, rank)
         inside = deadzone(_as_matrix(known.T @ columns if coefficients is None else coefficients), step)
         made = known @ dense(inside, known.shape[1], rank)
         rest = deadzone(_as_matrix(columns - np.float32(step) * made), step)
-        return cls(inside, rest, known.shape[1], made + dense(rest, side, rank))
+        return cls(inside, rest, known.shape[1]), made + dense(rest, side, rank)
 
 
 class Factors(NamedTuple):
@@ -240,8 +242,7 @@ class LowRank:
         self.sigma = np.sqrt(np.maximum(squares[::-1], 0.0))[:rank]
         turn = np.ascontiguousarray(vectors[:, ::-1], np.float32)
         self.a, self.v = a @ turn, v @ turn
-        self._scaled = self.v[:, :rank] * self.sigma.astype(np.float32)
-        self._inside = None if known is None else known.right.T @ self._scaled
+        self._inside = None if known is None else known.right.T @ self._scaled(rank)
         self.left_rates = Rates(h.shape[0], self.sigma, None if known is None else known.left.T @ self.a[:, :rank])
         self.right_rates = Rates(h.shape[1], self.sigma, self._inside)
         self._last: tuple[float, Outlook] | None = None
@@ -257,20 +258,25 @@ class LowRank:
             self._last = (step, Outlook(gains, rank, size, left, right))
         return self._last[1]
 
+    def _scaled(self, rank: int) -> Array:
+        """sigma_k v_k."""
+        scaled: Array = self.v[:, :rank] * self.sigma[:rank].astype(np.float32)
+        return scaled
+
     def factors(self, step: float, rank: int, left_directions: int, right_directions: int) -> Factors:
         """Quantise V; then the best A for what V became; then quantise A."""
         known_left, known_right = self.known or (None, None)
-        scaled, inside = self._scaled[:, :rank], None
-        if self._inside is not None:
-            inside = self._inside[:right_directions, :rank]
-        right_columns = Columns.quantized(scaled, step, _first(known_right, right_directions), inside)
-        right = unit_columns(right_columns.levels)
+        inside = None if self._inside is None else self._inside[:right_directions, :rank]
+        right_columns, levels = Columns.quantized(
+            self._scaled(rank), step, _first(known_right, right_directions), inside
+        )
+        right = unit_columns(levels)
         projected = (self.a @ (self.v.T @ right)).astype(np.float64)
         gram = right.T.astype(np.float64) @ right.astype(np.float64)
         solved = np.linalg.solve(gram + RIDGE * np.eye(rank), projected.T).T * right.any(0)
         solved = solved.astype(np.float32)
-        left_columns = Columns.quantized(solved, step, _first(known_left, left_directions))
-        left = left_columns.levels * np.float32(step)
+        left_columns, levels = Columns.quantized(solved, step, _first(known_left, left_directions))
+        left = levels * np.float32(step)
         error = self.energy - 2 * np.vdot(left, projected) + np.vdot(left.astype(np.float64) @ gram, left)
         return Factors(right_columns, left_columns, right, left, max(float(error), FINEST * self.energy))
 

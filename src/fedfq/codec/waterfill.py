@@ -155,7 +155,7 @@ class Source:
         return self._last_factored[2]
 
     def _factored(self, step: float, way: Way) -> Choice | None:
-        if self.low is None or way.rank == 0:
+        if self.low is None or way.rank == 0 or step < self.finest:
             return None
         factors = self.low.factors(step, way.rank, way.left, way.right)
         right, left = coded_side(factors.right_columns, way.rank), coded_side(factors.left_columns, way.rank)
@@ -170,6 +170,11 @@ class Source:
             return None
         outlook = self.low.at(step)
         return self.factored(step, Way(outlook.rank, outlook.left, outlook.right))
+
+    @property
+    def finest(self) -> float:
+        """The finest step at which levels of factors, which may be as large as the first singular value, still fit."""
+        return 0.0 if self.low is None else float(self.low.sigma[0]) / (0.95 * MAX_MAGNITUDE)
 
     def size_model(self, step: float) -> Callable[[float], float]:
         """About the bytes at any step, without coding: of factors by the rate of Gaussians, of plain coefficients from
@@ -277,6 +282,8 @@ class Waterfill:
             self._seek_bases(guess, budget)
         if any(source.low is not None for source in self.sources):
             guess, slope, ways = self._decide(guess, max(budget - plan.minimum, 1))
+            factored = [1.01 * source.finest for source, way in zip(self.sources, ways) if way.rank]
+            limits = (max(self.finest, *factored, 0.0), self.coarsest)
         elif self.cells > SAMPLE_CELLS:
             guess, slope, _ = find_step(plainly, budget, *limits, guess, slope, tolerance / 2, MAX_TRIALS)
         best = find_step(exactly, budget, *limits, guess, slope, tolerance, MAX_TRIALS)[2]

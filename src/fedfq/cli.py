@@ -21,6 +21,7 @@ from fedfq.bench import commands as bench_commands
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.federation import commands as federation_commands
 from fedfq.report.commands import report
+from fedfq.reproduce.commands import reproduce
 from fedfq.tasks import commands as data_commands
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ app.command()(federation_commands.methods)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(data_commands.app, name="data")
 app.command()(report)
+app.command()(reproduce)
 
 
 def main() -> None:

@@ -83,9 +83,9 @@ def run(
     from fedfq.report.runs import read_run, summary_rows
 
     configuration, folder = _resumed(settings, where) if where["resume"] else _new(settings, where)
-    with _progress(configuration.rounds) as bar:
+    with progress(configuration.rounds) as bar:
         run_federation(
-            *(configuration, folder), resume=where["resume"], **_machine(where), watch=bar(configuration.label)
+            *(configuration, folder), resume=where["resume"], **machine(where), watch=bar(configuration.label)
         )
     for line in summary_lines(summary_rows([read_run(folder)]), None, len(configuration.label)):
         typer.echo(line)
@@ -159,8 +159,8 @@ def compared(
                 raise ValueError(f"{folder}: holds a run with another configuration")
     for number, (configuration, folder) in enumerate(zip(configurations, folders)):
         again = Folder(folder).holds_run
-        with _progress(configuration.rounds) as bar:
-            run_federation(configuration, folder, resume=again, **_machine(where), watch=bar(configuration.label))
+        with progress(configuration.rounds) as bar:
+            run_federation(configuration, folder, resume=again, **machine(where), watch=bar(configuration.label))
         lines = summary_lines(summary_rows([read_run(folder)], target), target, max(map(len, labels)))
         for line in lines[1 if number else 0 :]:
             typer.echo(line)
@@ -253,7 +253,7 @@ def _resumed(settings: dict[str, Any], where: dict[str, Any]) -> tuple[Config, P
     return found, where["out"]
 
 
-def _machine(where: dict[str, Any]) -> dict[str, Any]:
+def machine(where: dict[str, Any]) -> dict[str, Any]:
     workers = where["workers"] if where["workers"] is not None else os.cpu_count() or 1
     if workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers}")
@@ -261,7 +261,7 @@ def _machine(where: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _progress(rounds: int) -> Iterator[Callable[[str], Any]]:
+def progress(rounds: int) -> Iterator[Callable[[str], Any]]:
     """A bar on a terminal, else ten lines. Yields what makes a watcher, given the run's name."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn

@@ -27,6 +27,7 @@ from fedfq.report.runs import LAST, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
 MOST_REJECTED = 200  # rows shown
+NO_CURVES = '{"settings":[],"target":null}'
 
 Groups = dict[str, list[RunData]]  # runs by setting
 
@@ -60,10 +61,11 @@ def page(runs: Sequence[RunData], target: float | None = None) -> str:
         _configuration(runs, names),
         _footer(runs),
     ]
-    return _document(_title(groups), "\n".join(filter(None, parts)), _data(groups, names, target))
+    return document(_title(groups), "\n".join(filter(None, parts)), _data(groups, names, target))
 
 
-def _document(title: str, body: str, data: str) -> str:
+def document(title: str, body: str, data: str = NO_CURVES) -> str:
+    """A page in the style of this one. `data` is what its script draws."""
     style, script = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -1,0 +1,104 @@
+"""`fedfq reproduce`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedfq.federation.commands import DataDir, Workers, machine, progress
+from fedfq.tasks import nearest
+
+if TYPE_CHECKING:
+    from fedfq.reproduce.cells import Cell, Column
+
+WHAT = ["table1", "table2", "figures"]
+FAILED = 1
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="table1|table2|figures", help="What to make.")],
+    profile: Annotated[
+        str, typer.Option(help="quick (about 8 hours on two cores, both tables) or paper (its setting).")
+    ] = "quick",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN", help="These columns and methods, as in 'simplecnn-*' and 'fedfq@*'. Repeatable."
+        ),
+    ] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Default: 0. Repeatable; the spread is shown.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs, tables and figures.")] = Path("results/reproduce"),
+    workers: Workers = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Run the paper's tables again, cell by cell, or draw the learning curves of what ran.
+
+    Can be stopped at any moment: the next call goes on there. A cell that failed is shown with its reason, and tried
+    again by the next call.
+    """
+    from fedfq.reproduce.cells import PROFILES, TABLES, cells
+
+    columns = PROFILES[_known("profile", profile, list(PROFILES))]
+    _known("part", what, WHAT)
+    if any(number < 0 for number in seed or []):
+        raise ValueError("--seed must be at least 0")
+    methods = TABLES[what] if what in TABLES else tuple(dict.fromkeys(TABLES["table1"] + TABLES["table2"]))
+    chosen = cells(columns, methods, seed or [0], only or [])
+    if what == "figures":
+        _figures(chosen, out)
+    else:
+        _table(what, columns, chosen, out, machine({"workers": workers, "data_dir": data_dir}))
+
+
+def _known(what: str, name: str, valid: list[str]) -> str:
+    if name not in valid:
+        raise ValueError(f"unknown {what} {name!r}{nearest(name, valid)}; there are {', '.join(valid)}")
+    return name
+
+
+def _table(what: str, columns: Sequence[Column], chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
+    """Run the cells. The table is written anew after each, so that what is done can be seen."""
+    from fedfq.reproduce.run import run_cells
+    from fedfq.reproduce.tables import table_1, table_2, write_table
+
+    make = table_1 if what == "table1" else table_2
+
+    @contextmanager
+    def watching(cell: Cell) -> Iterator[Any]:
+        with progress(cell.config.rounds) as bar:
+            yield bar(f"{cell.column.name}: {cell.method}, seed {cell.seed}")
+
+    def write() -> list[Path]:
+        return write_table(make(columns, out), out / what)
+
+    failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), **where)
+    for path in write():
+        typer.echo(path)
+    for cell in failed:
+        typer.echo(f"failed: {cell.folder(out)}", err=True)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+def _figures(chosen: Sequence[Cell], out: Path) -> None:
+    """A folder for every column and table: Figure 2 shows what Table 1 compares, Figures 3 to 5 what Table 2 does."""
+    from fedfq.federation.folder import Folder
+    from fedfq.report.figures import write_figures
+    from fedfq.report.runs import read_runs
+    from fedfq.reproduce.cells import TABLES
+    from fedfq.reproduce.run import refuse_others
+
+    ran = [cell for cell in chosen if Folder(cell.folder(out)).holds_run]
+    if not ran:
+        raise ValueError(f"{out}: none of these cells was run; `fedfq reproduce table1` does it")
+    refuse_others(ran, out)
+    for column in dict.fromkeys(cell.column.name for cell in ran):
+        for table, methods in TABLES.items():
+            folders = [cell.folder(out) for cell in ran if cell.column.name == column and cell.method in methods]
+            if folders:
+                for path in write_figures(read_runs(folders), out / "figures" / column / table):
+                    typer.echo(path)

@@ -1,0 +1,30 @@
+"""A reproduction of seconds: two columns of digits, and folders of runs written by hand."""
+
+from pathlib import Path
+
+from fedfq.federation.config import Config
+from fedfq.reproduce.cells import Cell, Column
+from tests.report.folders import a_line, write_run
+
+SMALL = {"task": "digits", "rounds": 2, "clients": 6, "per_round": 2, "local_steps": 1, "checkpoint_every": 1}
+METHODS = ("fedavg", "fedavg-2bit", "fedpaq", "fedfq@128", "fedfq@512")
+
+IID = Column(
+    *("digits-iid", "Digits, IID", SMALL | {"split": "iid"}),
+    methods=METHODS,
+    paper_accuracy={"fedavg": 77.78},
+    paper_target=0.75,
+    paper_mb={"fedavg": 416.34},
+)
+SHARDS = Column("digits-shards", "Digits, shards", SMALL | {"split": "shards:2"}, methods=("fedavg", "fedavg-2bit"))
+COLUMNS = (IID, SHARDS)
+
+
+def write_cell(
+    out: Path, column: Column, method: str, accuracies: list[float], uplink: int = 2**20, seed: int = 0
+) -> Config:
+    """The folder of a finished run with these accuracies, and so many bytes from all clients a round."""
+    cell = Cell(column, method, seed)
+    settings = {**column.settings, "method": method, "seed": seed}
+    write_run(cell.folder(out), [a_line(n, a, uplink) for n, a in enumerate(accuracies, 1)], **settings)
+    return cell.config

@@ -1,0 +1,93 @@
+"""What is in the tables."""
+
+from pathlib import Path
+
+import pytest
+
+from fedfq.reproduce import cells as module
+from fedfq.reproduce.cells import GB, PAPER, PROFILES, QUICK, TABLE_1, TABLE_2, Cell, cells
+from tests.reproduce.small import COLUMNS, IID, METHODS
+
+SECONDS = {"cifar10-simplecnn": 4.0, "shakespeare-lstm": 2.5, "cifar10-vgg11": 25.0}  # a round, on two cores
+
+
+def by_name(columns):
+    return {column.name: column for column in columns}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_cell_can_be_run_and_is_named_as_its_configuration_is(profile: str) -> None:
+    for cell in cells(PROFILES[profile], tuple(dict.fromkeys(TABLE_1 + TABLE_2)), [0]):
+        assert cell.config.label == cell.method
+        assert (cell.config.clients, cell.config.per_round) == (100, 10)
+
+
+def test_the_quick_profile_takes_less_than_eight_hours() -> None:
+    both = cells(QUICK, tuple(dict.fromkeys(TABLE_1 + TABLE_2)), [0])
+    seconds = sum(cell.config.rounds * SECONDS[cell.config.task] for cell in both)
+    assert seconds == 28_100 < 8 * 3600
+    assert f"{seconds:,.0f} s = 7.8 hours" in str(module.__doc__)
+
+
+def test_the_paper_profile_is_the_papers_setting() -> None:
+    for column in PAPER:
+        config = Cell(column, "fedavg", 0).config
+        assert (config.rounds, config.local_epochs, config.local_steps) == (1000, 5, None)
+        assert column.target == column.paper_target
+
+
+def test_the_order_is_that_of_value_and_a_second_seed_comes_last() -> None:
+    names = list(dict.fromkeys(cell.column.name for cell in cells(QUICK, TABLE_1, [0])))
+    assert names[:3] == ["simplecnn-iid", "lstm-natural", "simplecnn-one-class"]
+    assert names[3:] == ["simplecnn-shards2", "vgg11-iid", "vgg11-one-class"]
+    seeds = [cell.seed for cell in cells(QUICK, TABLE_1, [0, 1])]
+    assert seeds == sorted(seeds) and set(seeds) == {0, 1}
+
+
+def test_the_papers_numbers() -> None:
+    """A few of each table, as printed."""
+    for columns in PROFILES.values():
+        found = by_name(columns)
+        assert found["simplecnn-iid"].paper_accuracy["fedavg"] == 77.78
+        assert found["simplecnn-one-class"].paper_accuracy["fedfq-cgsa:claimed_ratio=128"] == 45.30
+        assert found["vgg11-iid"].paper_mb["fedpaq"] == 10.51 * GB
+        assert found["vgg11-one-class"].paper_mb["fedfq-cgsa:claimed_ratio=32"] == 1.61 * GB
+        assert found["lstm-natural"].paper_mb["acsgd-topk"] == 2.60
+        targets = [found[name].paper_target for name in ("simplecnn-iid", "simplecnn-one-class", "vgg11-iid")]
+        assert targets == [0.75, 0.45, 0.75]
+
+
+def test_the_papers_lstm_never_reaches_the_papers_target() -> None:
+    lstm = by_name(PAPER)["lstm-natural"]
+    assert max(lstm.paper_accuracy.values()) < 100 * lstm.paper_target
+
+
+def test_the_papers_megabytes_are_those_of_one_client() -> None:
+    """FedAvg's 102 rounds of SimpleCNN's 1,068,298 parameters, to within the digits of its table."""
+    assert by_name(PAPER)["simplecnn-iid"].paper_mb["fedavg"] == pytest.approx(102 * 4 * 1_068_298 / 2**20, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (["digits-iid"], [("digits-iid", method) for method in METHODS]),
+        (["fedavg"], [("digits-iid", "fedavg"), ("digits-shards", "fedavg")]),
+        (["digits-iid", "fedfq@*"], [("digits-iid", "fedfq@128"), ("digits-iid", "fedfq@512")]),
+        (["*-shards"], [("digits-shards", "fedavg"), ("digits-shards", "fedavg-2bit")]),
+    ],
+)
+def test_only_selects_columns_and_methods(only: list[str], expected: list[tuple[str, str]]) -> None:
+    assert [(cell.column.name, cell.method) for cell in cells(COLUMNS, METHODS, [0], only)] == expected
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ValueError, match="'digits-idd' matches nothing \\(did you mean 'digits-iid'\\?\\)"):
+        cells(COLUMNS, METHODS, [0], ["digits-idd"])
+    with pytest.raises(ValueError, match="did you mean 'fedpaq'"):
+        cells(COLUMNS, METHODS, [0], ["digits-iid", "fedpak"])
+
+
+def test_a_cell_has_a_folder_of_its_own() -> None:
+    assert Cell(IID, "fedfq-cgsa:claimed_ratio=32", 1).folder(Path("out")) == Path(
+        "out/digits-iid/fedfq-cgsa-claimed_ratio=32-1"
+    )

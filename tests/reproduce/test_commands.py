@@ -1,0 +1,84 @@
+"""`fedfq reproduce` as its users meet it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedfq.cli import app
+from fedfq.reproduce import cells
+from fedfq.reproduce import run as run_module
+from tests.reproduce.small import COLUMNS, IID, write_cell
+from tests.test_cli import ok, refused
+
+ONE = ("--workers", "1")
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(cells.PROFILES, "quick", COLUMNS)
+    return tmp_path / "results" / "reproduce"
+
+
+def test_both_tables_share_their_runs(small: Path) -> None:
+    only = ("--only", "digits-iid", "--only", "fedavg", "--only", "fedfq@512")
+    said = ok("reproduce", "table1", *only, *ONE)
+    assert said.splitlines() == [f"results/reproduce/table1.{suffix}" for suffix in ("md", "tex", "html")]
+    ledger = small / "digits-iid" / "fedavg-0" / "rounds.jsonl"
+    before = ledger.stat().st_mtime_ns
+    ok("reproduce", "table2", *only, *ONE)
+    assert ledger.stat().st_mtime_ns == before
+    assert sorted(path.name for path in (small / "digits-iid").iterdir()) == ["fedavg-0", "fedfq@512-0"]
+    assert not (small / "digits-shards").exists()
+    table = (small / "table2.md").read_text("utf-8")
+    assert "not run yet" in table and "416.34" in table
+
+
+def test_a_failed_cell_is_in_the_table_and_in_the_exit_code(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*arguments, **options):
+        raise RuntimeError("out of luck")
+
+    arguments = ["reproduce", "table1", "--only", "digits-iid", "--only", "fedavg", *ONE]
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, "run_federation", failing)
+        assert CliRunner().invoke(app, arguments).exit_code == 1
+    assert "failed: out of luck" in (small / "table1.md").read_text("utf-8")
+    ok(*arguments)
+    assert "failed" not in (small / "table1.md").read_text("utf-8")
+
+
+def test_several_seeds(small: Path) -> None:
+    ok("reproduce", "table1", "--only", "digits-iid", "--only", "fedavg", "--seed", "0", "--seed", "1", *ONE)
+    assert sorted(path.name for path in (small / "digits-iid").iterdir()) == ["fedavg-0", "fedavg-1"]
+
+
+def test_figures_are_drawn_of_what_ran(small: Path) -> None:
+    write_cell(small, IID, "fedavg", [0.1, 0.2])
+    write_cell(small, IID, "fedpaq", [0.1, 0.2])
+    said = ok("reproduce", "figures").splitlines()
+    assert "results/reproduce/figures/digits-iid/table1/accuracy-rounds.svg" in said
+    assert "results/reproduce/figures/digits-iid/table2/accuracy-bytes.pdf" in said
+    drawn = {table: (small / f"figures/digits-iid/{table}/accuracy-rounds.svg").read_text() for table in cells.TABLES}
+    assert "fedpaq" not in drawn["table1"] and "fedpaq" in drawn["table2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("tabel1",), "unknown part 'tabel1' (did you mean 'table1'?)"),
+        (("table1", "--profile", "quik"), "unknown profile 'quik' (did you mean 'quick'?)"),
+        (("table1", "--only", "digits-idd"), "did you mean 'digits-iid'?"),
+        (("table1", "--only", "fedavg-2bits"), "did you mean 'fedavg-2bit'?"),
+        (("table1", "--seed", "-1"), "--seed must be at least 0"),
+        (("table1", "--workers", "0"), "--workers must be at least 1"),
+        (("figures",), "none of these cells was run"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(small: Path, arguments: tuple[str, ...], message: str) -> None:
+    assert message in refused("reproduce", *arguments)
+    assert not small.exists()
+
+
+def test_the_help_says_how_long_it_takes() -> None:
+    assert "8 hours" in " ".join(ok("reproduce", "--help").split())

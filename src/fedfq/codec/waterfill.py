@@ -18,7 +18,7 @@ from .allocate import find_step
 from .basis import PROBE_RANK, Columns, Factors, Known, LowRank, Product, affordable_rank, energy, fold
 from .contexts import SHIFTS
 from .kernels import LARGEST, Array
-from .layout import Matrix, Tensor, Tile
+from .layout import Matrix, Tensor
 from .parallel import Spread
 from .plan import Plan
 from .quantize import LAMBDA, MAX_MAGNITUDE, Sparse, deadzone, stochastic, stream_key
@@ -335,20 +335,27 @@ class Waterfill:
         choices = [
             Choice(Way(), 0.0, 0.0) if low is None else low._replace(way=way) for low, way in zip(coded_ways, ways)
         ]
-        jobs: list[tuple[int, Tensor, Tile, np.uint64]] = []
+        # A job is one tile, but all tiles of a rest: it takes a tensor's memory, and is gone when they are coded.
+        jobs: list[tuple[Source, Factors | None, range]] = []
         for source, choice in zip(self.sources, choices):
-            if choice.factors is None or choice.way.plain:
-                tensor = source.tensor if choice.factors is None else source.rest(choice.factors)
-                keys = (stream_key(self.seed, source.number << 32 | k) for k in range(len(tensor.tiles)))
-                jobs += [(source.number, tensor, tile, key) for tile, key in zip(tensor.tiles, keys)]
+            every = range(len(source.tensor.tiles))
+            if choice.factors is None:
+                jobs += [(source, None, every[k : k + 1]) for k in every]
+            elif choice.way.plain:
+                jobs.append((source, choice.factors, every))
 
-        def encode_job(job: tuple[int, Tensor, Tile, np.uint64]) -> Encoded | None:
-            matrix = job[1].matrix(job[2])
-            return coded(quantized(matrix, step, self.rounding, job[3]), matrix.width)
+        def encode_job(job: tuple[Source, Factors | None, range]) -> list[Encoded | None]:
+            source, factors, numbers = job
+            tensor = source.tensor if factors is None else source.rest(factors)
+            found = []
+            for k in numbers:
+                matrix, key = tensor.matrix(tensor.tiles[k]), stream_key(self.seed, source.number << 32 | k)
+                found.append(coded(quantized(matrix, step, self.rounding, key), matrix.width))
+            return found
 
         tiles: list[list[Encoded | None]] = [[] for _ in self.sources]
         for job, encoded in zip(jobs, self.spread(encode_job, jobs)):
-            tiles[job[0]].append(encoded)
+            tiles[job[0].number] += encoded
         sections = {}
         for source, choice, group in zip(self.sources, choices, tiles):
             if choice.factors is not None:

@@ -1,30 +1,18 @@
 """The page in a real browser, from a file, as its readers open it."""
 
-import shutil
-
 import pytest
 
 from fedfq.report.page import write_report
+from tests.report.browser import opening, started
 from tests.report.folders import a_line, write_run, write_two
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
 pytestmark = pytest.mark.browser
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-QUIET = ("background-networking", "component-update", "sync", "gpu")
 
 
 @pytest.fixture(scope="module")
 def browser():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip(f"no browser: none of {', '.join(BROWSERS)} is installed")
-    arguments = ["--no-sandbox", "--no-first-run", *(f"--disable-{what}" for what in QUIET)]
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=arguments)
-        yield started
-        started.close()
+    with started() as one:
+        yield one
 
 
 @pytest.fixture(scope="module")
@@ -36,25 +24,8 @@ def report(tmp_path_factory):
 
 @pytest.fixture
 def opened(browser, report):
-    """Opens the page; afterwards, it has complained about nothing and asked for nothing."""
-    contexts, complaints, requests = [], [], []
-
-    def open_page(width=1200, **options):
-        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
-        tab = contexts[-1].new_page()
-        tab.on("console", lambda message: complaints.append(message.text))
-        tab.on("pageerror", lambda error: complaints.append(str(error)))
-        tab.on("dialog", lambda dialog: complaints.append(dialog.message))
-        tab.on("request", lambda request: requests.append(request.url))
-        tab.goto(report.as_uri())
-        tab.wait_for_selector(".chart .curve")
-        return tab
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert complaints == []
-    assert {url for url in requests if not url.startswith("data:")} == {report.as_uri()}
+    with opening(browser, report) as open_page:
+        yield open_page
 
 
 def first_column(tab):

@@ -56,6 +56,7 @@ def test_nothing_was_evaluated(tmp_path):
 def test_styles_differ_without_colour():
     assert len({style(number) for number in range(28)}) == 28
     assert len({style(number)[1:] for number in range(28)}) == 28
+    assert len({style(number)[:2] for number in range(28)}) == 28
     assert len(MARKERS) == len(COLOURS) == len(MARKER_PATHS) and len(DASHES) == 4
 
 

@@ -81,9 +81,9 @@ def test_what_there_is_not_has_no_number(tmp_path):
 
 
 def test_curves(two):
-    data = embedded(page(two, target=0.8))
-    fedavg, fedfq = data["settings"][0]
-    assert data["target"] == 0.8
+    (setting,) = embedded(page(two, target=0.8))
+    fedavg, fedfq = setting["runs"]
+    assert setting["target"] == 0.8
     assert fedfq["label"] == "fedfq@8" and len(fedfq["points"]) == 9
     assert fedfq["points"][1] == {"round": 2, "accuracy": 0.15000000000000002, "loss": 0.85, "bytes": 6000}
     look = ("colour", "dashes", "marker")
@@ -94,7 +94,7 @@ def test_a_method_looks_the_same_in_every_setting(tmp_path):
     for split in ("iid", "shards:2"):
         write_run(tmp_path / split.replace(":", "-"), [a_line(1, 0.2)], split=split)
     html = page(read_runs([tmp_path]))
-    first, second = (setting[0] for setting in embedded(html)["settings"])
+    first, second = (setting["runs"][0] for setting in embedded(html))
     assert first == second
     assert "<h2>digits, shards:2</h2>" in html
     assert [cell[0] for cell in Outline(html).column("Summary", "Run")] == [
@@ -156,7 +156,7 @@ def test_hostile_labels_stay_text(tmp_path):
     html = page(read_runs([folder]))
     tags = [tag for tag, _ in Outline(html).tags]
     assert tags.count("script") == 2 and "img" not in tags
-    assert "<script>1" in embedded(html)["settings"][0][0]["label"]
+    assert "<script>1" in embedded(html)[0]["runs"][0]["label"]
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,19 @@ from fedfq.reproduce.cells import Cell, Column
 from tests.report.folders import a_line, write_run
 
 SMALL = {"task": "digits", "rounds": 2, "clients": 6, "per_round": 2, "local_steps": 1, "checkpoint_every": 1}
+ROWS = ("fedavg", "fedavg-2bit", "fedpaq", "fedfq@128", "fedfq")
 METHODS = ("fedavg", "fedavg-2bit", "fedpaq", "fedfq@128", "fedfq@512")
 
 IID = Column(
-    *("digits-iid", "Digits, IID", SMALL | {"split": "iid"}),
-    methods=METHODS,
+    *("digits-iid", "Digits, IID", SMALL | {"split": "iid"}, "fedfq@512"),
+    rows=ROWS,
     paper_accuracy={"fedavg": 77.78},
     paper_target=0.75,
     paper_mb={"fedavg": 416.34},
 )
-SHARDS = Column("digits-shards", "Digits, shards", SMALL | {"split": "shards:2"}, methods=("fedavg", "fedavg-2bit"))
+SHARDS = Column(
+    "digits-shards", "Digits, shards", SMALL | {"split": "shards:2"}, "fedfq@1024", rows=("fedavg", "fedavg-2bit")
+)
 COLUMNS = (IID, SHARDS)
 
 

@@ -1,5 +1,6 @@
 """`fedfq reproduce` as its users meet it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_both_tables_share_their_runs(small: Path) -> None:
     only = ("--only", "digits-iid", "--only", "fedavg", "--only", "fedfq@512")
     said = ok("reproduce", "table1", *only, *ONE)
-    assert said.splitlines() == [f"results/reproduce/table1.{suffix}" for suffix in ("md", "tex", "html")]
+    assert said.splitlines() == [f"results/reproduce/{name}" for name in ("table1.md", "table1.tex", "report.html")]
     ledger = small / "digits-iid" / "fedavg-0" / "rounds.jsonl"
     before = ledger.stat().st_mtime_ns
     ok("reproduce", "table2", *only, *ONE)
@@ -57,10 +58,27 @@ def test_figures_are_drawn_of_what_ran(small: Path) -> None:
     write_cell(small, IID, "fedavg", [0.1, 0.2])
     write_cell(small, IID, "fedpaq", [0.1, 0.2])
     said = ok("reproduce", "figures").splitlines()
+    assert said[:2] == ["results/reproduce/figures/theorem-4.svg", "results/reproduce/figures/theorem-4.pdf"]
     assert "results/reproduce/figures/digits-iid/table1/accuracy-rounds.svg" in said
     assert "results/reproduce/figures/digits-iid/table2/accuracy-bytes.pdf" in said
     drawn = {table: (small / f"figures/digits-iid/{table}/accuracy-rounds.svg").read_text() for table in cells.TABLES}
     assert "fedpaq" not in drawn["table1"] and "fedpaq" in drawn["table2"]
+    assert "Theorem 4" in (small / "report.html").read_text("utf-8")
+
+
+def test_a_folder_holds_one_profile(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cells.PROFILES, "paper", (replace(IID, settings=IID.settings | {"lr": 0.5}),))
+    write_cell(small, IID, "fedavg", [0.1, 0.2])
+    ok("reproduce", "table1", "--only", "digits-iid", "--only", "fedavg", *ONE)
+    said = refused("reproduce", "table1", "--profile", "paper", *ONE)
+    assert "holds the profile quick, not paper; give another folder with --out" in said
+
+
+def test_runs_of_another_profile_do_not_make_the_folder_this_ones(small: Path) -> None:
+    """Runs that were made before folders said whose they are."""
+    write_cell(small, replace(IID, settings=IID.settings | {"lr": 0.5}), "fedavg", [0.1, 0.2])
+    assert "another configuration" in refused("reproduce", "table1", *ONE)
+    assert [path.name for path in small.iterdir()] == ["digits-iid"]
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ import pytest
 
 from fedfq.reproduce import run as module
 from fedfq.reproduce.cells import cells
-from fedfq.reproduce.run import outcome, run_cells
-from tests.reproduce.small import IID, METHODS, SMALL, write_cell
+from fedfq.reproduce.results import outcome
+from fedfq.reproduce.run import run_cells
+from tests.reproduce.small import IID, ROWS, SMALL, write_cell
 
-TWO = cells([IID], METHODS, [0], ["fedavg", "fedavg-2bit"])
+TWO = cells([IID], ROWS, [0], ["fedavg", "fedavg-2bit"])
 
 
 @pytest.fixture
@@ -109,14 +110,7 @@ def test_a_run_with_another_configuration_is_refused_before_anything_runs(tmp_pa
     trained.clear()
     other = replace(IID, settings=SMALL | {"split": "iid", "rounds": 3})
     with pytest.raises(ValueError, match="another configuration"):
-        run_cells(cells([other], METHODS, [0], ["fedavg", "fedavg-2bit"]), tmp_path)
+        run_cells(cells([other], ROWS, [0], ["fedavg", "fedavg-2bit"]), tmp_path)
     with pytest.raises(ValueError, match="another configuration"):
         outcome(tmp_path, other, "fedavg-2bit")
     assert trained == []
-
-
-def test_seeds_of_one_method_are_not_those_of_another(tmp_path: Path) -> None:
-    for seed in (0, 11):
-        write_cell(tmp_path, IID, "fedavg-2bit", [0.1, 0.2], seed=seed)
-    assert outcome(tmp_path, IID, "fedavg-2bit").finished.keys() == {0, 11}
-    assert outcome(tmp_path, IID, "fedavg").finished == {}

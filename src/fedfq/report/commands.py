@@ -9,7 +9,10 @@ import typer
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some; or that of a reproduction."),
+    ],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the first folder.")] = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the curves as SVG and PDF as well, for a paper.")
@@ -18,15 +21,38 @@ def report(
         float | None, typer.Option(metavar="ACCURACY", help="Count the bytes until this accuracy, such as 0.8.")
     ] = None,
 ) -> None:
-    """Compare runs in one HTML page: accuracy over rounds and bytes, sizes, configurations."""
+    """Compare runs in one HTML page: accuracy over rounds and bytes, sizes, configurations.
+
+    Of what `fedfq reproduce` left, the page shows both tables and the curves of every column.
+    """
     from fedfq.report.page import write_page
     from fedfq.report.runs import read_runs
+    from fedfq.reproduce.results import is_reproduction
 
+    if len(runs) == 1 and is_reproduction(runs[0]):
+        if figures is not None or target is not None:
+            raise ValueError(
+                f"{runs[0]}: a reproduction has its own targets; `fedfq reproduce figures` draws its curves"
+            )
+        _reproduction(runs[0], out or runs[0] / "report.html")
+        return
     if figures is not None:
         from fedfq.report.figures import write_figures  # what is missing is said before anything is written
     found = read_runs(runs)
     page = write_page(found, out or runs[0] / "report.html", target)
-    typer.echo(f"{page}: {len(found)} {'run' if len(found) == 1 else 'runs'}, {page.stat().st_size:,} bytes")
+    _echo(page, len(found))
     if figures is not None:
         for path in write_figures(found, figures):
             typer.echo(path)
+
+
+def _reproduction(folder: Path, out: Path) -> None:
+    from fedfq.report.page import write_html
+    from fedfq.reproduce.page import page, read, runs_in
+
+    found = read(folder)
+    _echo(write_html(page(folder, found), out), len(runs_in(found)))
+
+
+def _echo(page: Path, runs: int) -> None:
+    typer.echo(f"{page}: {runs} {'run' if runs == 1 else 'runs'}, {page.stat().st_size:,} bytes")

@@ -27,15 +27,21 @@ UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDa
 
 def write_figures(runs: Sequence[RunData], folder: Path) -> list[Path]:
     """accuracy-rounds and accuracy-bytes, each as .svg and .pdf, with a panel for every setting."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = []
     with matplotlib.rc_context(RC):
         for name, field in (("accuracy-rounds", "round"), ("accuracy-bytes", "uplink_bytes")):
-            figure = _figure(runs, field)
-            for kind, metadata in UNDATED.items():
-                path = folder / f"{name}.{kind}"
-                figure.savefig(path, metadata=metadata)
-                written.append(path)
+            written += save(_figure(runs, field), folder / name)
+    return written
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """STEM.svg and STEM.pdf."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    written = []
+    for kind, metadata in UNDATED.items():
+        path = stem.with_name(f"{stem.name}.{kind}")
+        figure.savefig(path, metadata=metadata)
+        written.append(path)
     return written
 
 

@@ -1,7 +1,7 @@
 // Curves with exact values under the pointer or the arrow keys, and tables that sort. No text is ever parsed as HTML.
 "use strict";
 
-const { settings, target } = JSON.parse(document.getElementById("data").textContent);
+const settings = JSON.parse(document.getElementById("data").textContent);
 const MARGIN = { left: 52, right: 16, top: 10, bottom: 46 };
 const MARKERS = 12; // on a curve, about
 const REACH = 40; // pixels from the pointer within which a point is shown
@@ -55,7 +55,7 @@ function label(parent, x, y, text, anchor) {
 }
 
 // Where values are: {x, y} in pixels, and the ticks of both axes.
-function scales(points, key, width, height) {
+function scales(points, key, target, width, height) {
   const [worst, best] = extent(points.map((point) => point.accuracy).concat(target ?? []));
   const pad = 0.04 * Math.max(0.02, best - worst);
   const [bottom, top] = [Math.max(0, worst - pad), Math.min(1, best + pad)];
@@ -77,7 +77,7 @@ function scales(points, key, width, height) {
   };
 }
 
-function drawAxes(svg, place, key, width, height) {
+function drawAxes(svg, place, key, target, width, height) {
   const [left, right, base] = [MARGIN.left, width - MARGIN.right, height - MARGIN.bottom];
   const digits = Math.max(0, -Math.floor(Math.log10(100 * place.yTicks.step) + 1e-9));
   for (const tick of place.yTicks.ticks) {
@@ -116,6 +116,7 @@ class Chart {
     this.figure = figure;
     this.key = figure.dataset.x;
     this.runs = setting.runs;
+    this.target = setting.target;
     this.hidden = setting.hidden;
     this.svg = element("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": figure.dataset.label }, figure);
     this.tip = figure.appendChild(document.createElement("div"));
@@ -147,8 +148,8 @@ class Chart {
       label(this.svg, width / 2, height / 2, shown.length ? "nothing was evaluated yet" : "no run is selected", "middle");
       return;
     }
-    const place = scales(all, this.key, width, height);
-    drawAxes(this.svg, place, this.key, width, height);
+    const place = scales(all, this.key, this.target, width, height);
+    drawAxes(this.svg, place, this.key, this.target, width, height);
     for (const [run, points] of drawn) {
       const spots = points.map((point) => ({ run, point, x: place.x(point[this.key]), y: place.y(point.accuracy) }));
       this.groups.set(run, drawRun(this.svg, run, spots, this.groups.size / drawn.size));
@@ -221,7 +222,7 @@ class Chart {
 }
 
 for (const section of document.querySelectorAll("[data-setting]")) {
-  const setting = { runs: settings[section.dataset.setting], hidden: new Set() };
+  const setting = { ...settings[section.dataset.setting], hidden: new Set() };
   const charts = [...section.querySelectorAll("figure")].map((figure) => new Chart(figure, setting));
   section.querySelectorAll(".legend button").forEach((button, n) => {
     const run = setting.runs[n];

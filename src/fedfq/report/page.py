@@ -27,7 +27,6 @@ from fedfq.report.runs import LAST, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
 MOST_REJECTED = 200  # rows shown
-NO_CURVES = '{"settings":[],"target":null}'
 
 Groups = dict[str, list[RunData]]  # runs by setting
 
@@ -38,10 +37,14 @@ def write_report(paths: Sequence[Path], out: Path, target: float | None = None) 
 
 
 def write_page(runs: Sequence[RunData], out: Path, target: float | None = None) -> Path:
-    """Write the page to `out`, which appears whole or not at all."""
+    return write_html(page(runs, target), out)
+
+
+def write_html(html: str, out: Path) -> Path:
+    """Write a page to `out`, which appears whole or not at all."""
     if out.suffix.lower() not in (".html", ".htm"):
         raise ValueError(f"{out}: a report is named .html")
-    write_bytes(out, page(runs, target).encode())
+    write_bytes(out, html.encode())
     return out
 
 
@@ -51,21 +54,22 @@ def page(runs: Sequence[RunData], target: float | None = None) -> str:
         raise ValueError(f"the target is an accuracy between 0 and 1, got {target}")
     groups = settings(runs)
     names = Names(styles([run.label for run in runs]), several=len(groups) > 1)
+    drawn = [Curves(setting, group, names, target) for setting, group in groups.items()]
     parts = [
         _head(groups),
-        *(_curves(place, group, names, target) for place, group in enumerate(groups.values())),
+        *(_section(place, curves) for place, curves in enumerate(drawn)),
         _summary(runs, names, target),
         _rejected(runs, names),
         _payloads(runs, names),
         _seconds(runs, names),
         _configuration(runs, names),
-        _footer(runs),
+        footer(runs),
     ]
-    return document(_title(groups), "\n".join(filter(None, parts)), _data(groups, names, target))
+    return document(_title(groups), "\n".join(filter(None, parts)), drawn)
 
 
-def document(title: str, body: str, data: str = NO_CURVES) -> str:
-    """A page in the style of this one. `data` is what its script draws."""
+def document(title: str, body: str, drawn: Sequence[Curves]) -> str:
+    """A page in the style of this one, whose body has `charts` for each of these curves."""
     style, script = (Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
@@ -83,18 +87,17 @@ def document(title: str, body: str, data: str = NO_CURVES) -> str:
 </head>
 <body>
 {body}
-<script type="application/json" id="data">{data}</script>
+<script type="application/json" id="data">{_data(drawn)}</script>
 <script>{script}</script>
 </body>
 </html>
 """
 
 
-def _data(groups: Groups, names: Names, target: float | None) -> str:
+def _data(drawn: Sequence[Curves]) -> str:
     """What the script draws, as JSON that cannot end the element it stands in."""
 
-    def curve(run: RunData) -> dict[str, Any]:
-        look = names.looks[run.label]
+    def curve(run: RunData, look: Style) -> dict[str, Any]:
         return {
             "label": run.label,
             "colour": look.colour,
@@ -106,8 +109,10 @@ def _data(groups: Groups, names: Names, target: float | None) -> str:
             ],
         }
 
-    data = {"target": target, "settings": [[curve(run) for run in group] for group in groups.values()]}
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    settings_ = [
+        {"target": one.target, "runs": [curve(run, one.names.looks[run.label]) for run in one.runs]} for one in drawn
+    ]
+    return json.dumps(settings_, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 @dataclass(frozen=True)
@@ -118,16 +123,16 @@ class Names:
     several: bool  # settings: then a label alone does not say which
 
     def short(self, run: RunData) -> str:
-        """Where the setting is clear. A long name may be broken between its parts."""
+        """Where the setting is clear."""
         badge = "" if run.finished else ' <span class="badge">unfinished</span>'
-        return text(run.label).replace(":", ":<wbr>") + badge
+        return breakable(run.label) + badge
 
     def full(self, run: RunData) -> str:
         return self.short(run) + (f' <span class="setting">{text(run.setting)}</span>' if self.several else "")
 
-    def swatch(self, run: RunData) -> str:
+    def swatch(self, label: str) -> str:
         """A piece of the run's curve."""
-        look = self.looks[run.label]
+        look = self.looks[label]
         return (
             f'<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true" style="--c: var(--c{look.colour})">'
             f'<path class="curve" d="M0,6H34" stroke-dasharray="{" ".join(map(str, look.dashes))}"/>'
@@ -135,7 +140,22 @@ class Names:
         )
 
     def cell(self, run: RunData) -> Cell:
-        return Cell(f'<span class="run">{self.swatch(run)}<span>{self.full(run)}</span></span>')
+        return Cell(f'<span class="run">{self.swatch(run.label)}<span>{self.full(run)}</span></span>')
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Runs that are drawn in the same charts."""
+
+    title: str
+    runs: Sequence[RunData]
+    names: Names
+    target: float | None = None
+
+
+def breakable(label: str) -> str:
+    """A long name may be broken between its parts."""
+    return text(label).replace(":", ":<wbr>").replace("_", "_<wbr>")
 
 
 # Top and curves
@@ -153,26 +173,31 @@ def _head(groups: Groups) -> str:
     return f"<h1>{_title(groups)}</h1>\n{markup.note(words)}"
 
 
-def _curves(place: int, runs: Sequence[RunData], names: Names, target: float | None) -> str:
-    setting = text(runs[0].setting)
+def _section(place: int, curves: Curves) -> str:
+    heading = f"<h2>{text(curves.title)}</h2>" if curves.names.several else ""
+    return f"<section>{heading}\n{charts(place, curves)}\n</section>"
+
+
+def charts(place: int, curves: Curves) -> str:
+    """Legend and charts of the curves that `document` is given at this place."""
     legend = "".join(
-        f'<li><button type="button" aria-pressed="true">{names.swatch(run)}<span>{names.short(run)}</span></button>'
-        for run in runs
+        f'<li><button type="button" aria-pressed="true">{curves.names.swatch(run.label)}'
+        f"<span>{curves.names.short(run)}</span></button>"
+        for run in curves.runs
     )
     figures = "".join(
-        f'<figure data-x="{key}" data-label="{title}, {setting}. Arrow keys walk along the curves.">'
+        f'<figure data-x="{key}" data-label="{title}, {text(curves.title)}. Arrow keys walk along the curves.">'
         f"<figcaption>{title}</figcaption></figure>"
         for key, title in (("round", "Accuracy over rounds"), ("bytes", "Accuracy over bytes"))
     )
     return "\n".join(
         [
-            f'<section data-setting="{place}">',
-            f"<h2>{setting}</h2>" if names.several else "",
+            f'<div data-setting="{place}">',
             f'<ul class="legend" aria-label="Runs that are shown">{legend}</ul>',
-            "" if target is None else markup.note(f"The dotted line is the target, {target:.4g}."),
+            "" if curves.target is None else markup.note(f"The dotted line is the target, {curves.target:.4g}."),
             f'<div class="charts">{figures}</div>',
             "<noscript><p>Curves need JavaScript; tables do not.</p></noscript>",
-            "</section>",
+            "</div>",
         ]
     )
 
@@ -343,7 +368,7 @@ def _value(value: Any, is_number: bool) -> Cell:
     return Cell(text(value), value if is_number else None)
 
 
-def _footer(runs: Sequence[RunData]) -> str:
+def footer(runs: Sequence[RunData]) -> str:
     made = f"Page made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by fedfq {fedfq.__version__}."
     places = dict.fromkeys(", ".join(f"{name} {value}" for name, value in run.environment.items()) for run in runs)
     return f"<footer>{made} Runs: {'; '.join(map(text, places))}.</footer>"

@@ -181,15 +181,15 @@ def read_runs(paths: Sequence[Path]) -> list[RunData]:
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise ValueError(f"{path}: no such folder")
-    if _holds_run(path):
+    if holds_run(path):
         return [path]
-    found = sorted(filter(_holds_run, path.iterdir()), key=_natural)
+    found = sorted(filter(holds_run, path.iterdir()), key=_natural)
     if not found:
         raise ValueError(f"{path}: neither a run nor a folder of runs (no run.json)")
     return found
 
 
-def _holds_run(path: Path) -> bool:
+def holds_run(path: Path) -> bool:
     return (path / "run.json").is_file()
 
 
@@ -215,6 +215,11 @@ def read_run(path: Path) -> RunData:
         raw = None
     timings = _read_lines(path / "timings.jsonl", _timing)
     return RunData(config.label, path, config, environment, rounds, timings, raw, _read_sample(path, model))
+
+
+def read_config(path: Path) -> Config:
+    """The configuration of the run in this folder."""
+    return _read_description(path / "run.json")[0]
 
 
 def _read_description(path: Path) -> tuple[Config, dict[str, Any]]:

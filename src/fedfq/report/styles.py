@@ -2,7 +2,8 @@
 
 Colours are those of Okabe and Ito, which colour-blind readers can tell apart, darkened to a contrast of 3 and more on
 white; the dark page has lighter ones (`page.css`, --c0 to --c6). Markers and dashes differ as well, for print in grey.
-There are 7 colours and markers and 4 dashes, so that the first 28 runs all look different.
+There are 7 colours and markers and 4 dashes, so that the first 28 runs all look different. Those that share a colour do
+not share a marker.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Style(NamedTuple):
 
 def style(number: int) -> Style:
     """How run `number` is drawn."""
-    return Style(number % len(COLOURS), MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)])
+    cycle = number // len(MARKERS)
+    return Style((number + cycle) % len(COLOURS), MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)])
 
 
 def styles(labels: list[str]) -> dict[str, Style]:

@@ -13,7 +13,8 @@ from fedfq.federation.commands import DataDir, Workers, machine, progress
 from fedfq.tasks import nearest
 
 if TYPE_CHECKING:
-    from fedfq.reproduce.cells import Cell, Column
+    from fedfq.reproduce.cells import Cell
+    from fedfq.reproduce.results import Outcomes
 
 WHAT = ["table1", "table2", "figures"]
 FAILED = 1
@@ -40,18 +41,17 @@ def reproduce(
     Can be stopped at any moment: the next call goes on there. A cell that failed is shown with its reason, and tried
     again by the next call.
     """
-    from fedfq.reproduce.cells import PROFILES, TABLES, cells
+    from fedfq.reproduce.cells import PROFILES, ROWS, TABLES, cells
 
     columns = PROFILES[_known("profile", profile, list(PROFILES))]
     _known("part", what, WHAT)
     if any(number < 0 for number in seed or []):
         raise ValueError("--seed must be at least 0")
-    methods = TABLES[what] if what in TABLES else tuple(dict.fromkeys(TABLES["table1"] + TABLES["table2"]))
-    chosen = cells(columns, methods, seed or [0], only or [])
+    chosen = cells(columns, TABLES.get(what, ROWS), seed or [0], only or [])
     if what == "figures":
-        _figures(chosen, out)
+        _figures(profile, chosen, out)
     else:
-        _table(what, columns, chosen, out, machine({"workers": workers, "data_dir": data_dir}))
+        _table(what, profile, chosen, out, machine({"workers": workers, "data_dir": data_dir}))
 
 
 def _known(what: str, name: str, valid: list[str]) -> str:
@@ -60,8 +60,11 @@ def _known(what: str, name: str, valid: list[str]) -> str:
     return name
 
 
-def _table(what: str, columns: Sequence[Column], chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
-    """Run the cells. The table is written anew after each, so that what is done can be seen."""
+def _table(what: str, profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
+    """Run the cells. Table and page are written anew after each, so that what is done can be seen."""
+    from fedfq.reproduce.cells import PROFILES
+    from fedfq.reproduce.page import read
+    from fedfq.reproduce.results import claim
     from fedfq.reproduce.run import run_cells
     from fedfq.reproduce.tables import table_1, table_2, write_table
 
@@ -73,8 +76,10 @@ def _table(what: str, columns: Sequence[Column], chosen: Sequence[Cell], out: Pa
             yield bar(f"{cell.column.name}: {cell.method}, seed {cell.seed}")
 
     def write() -> list[Path]:
-        return write_table(make(columns, out), out / what)
+        found = read(out)
+        return [*write_table(make(PROFILES[profile], found), out / what), _page(out, found)]
 
+    claim(out, profile, chosen)
     failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), **where)
     for path in write():
         typer.echo(path)
@@ -84,21 +89,35 @@ def _table(what: str, columns: Sequence[Column], chosen: Sequence[Cell], out: Pa
         raise typer.Exit(FAILED)
 
 
-def _figures(chosen: Sequence[Cell], out: Path) -> None:
-    """A folder for every column and table: Figure 2 shows what Table 1 compares, Figures 3 to 5 what Table 2 does."""
-    from fedfq.federation.folder import Folder
-    from fedfq.report.figures import write_figures
-    from fedfq.report.runs import read_runs
-    from fedfq.reproduce.cells import TABLES
-    from fedfq.reproduce.run import refuse_others
+def _page(out: Path, found: Outcomes) -> Path:
+    from fedfq.report.page import write_html
+    from fedfq.reproduce.page import page
 
-    ran = [cell for cell in chosen if Folder(cell.folder(out)).holds_run]
+    return write_html(page(out, found), out / "report.html")
+
+
+def _figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
+    """A folder for every column and table: Figure 2 shows what Table 1 compares, Figures 3 to 5 what Table 2 does.
+
+    And Theorem 4, which needs no run.
+    """
+    from fedfq.report.figures import write_figures
+    from fedfq.report.runs import holds_run, read_runs
+    from fedfq.reproduce.cells import TABLES
+    from fedfq.reproduce.figures import write_theorem_4
+    from fedfq.reproduce.page import read
+    from fedfq.reproduce.results import claim
+
+    ran = [cell for cell in chosen if holds_run(cell.folder(out))]
     if not ran:
         raise ValueError(f"{out}: none of these cells was run; `fedfq reproduce table1` does it")
-    refuse_others(ran, out)
-    for column in dict.fromkeys(cell.column.name for cell in ran):
-        for table, methods in TABLES.items():
-            folders = [cell.folder(out) for cell in ran if cell.column.name == column and cell.method in methods]
+    claim(out, profile, ran)
+    written = write_theorem_4(out / "figures")
+    for column in {cell.column.name: cell.column for cell in ran}.values():
+        for table, rows in TABLES.items():
+            methods = list(map(column.method, rows))
+            folders = [cell.folder(out) for cell in ran if cell.column == column and cell.method in methods]
             if folders:
-                for path in write_figures(read_runs(folders), out / "figures" / column / table):
-                    typer.echo(path)
+                written += write_figures(read_runs(folders), out / "figures" / column.name / table)
+    for path in [*written, _page(out, read(out))]:
+        typer.echo(path)

@@ -1,4 +1,4 @@
-"""Tables 1 and 2 from the runs there are, beside the paper's numbers, as Markdown, LaTeX and HTML.
+"""Tables 1 and 2 from the runs there are, beside the paper's numbers, as Markdown and LaTeX; `page` shows them as HTML.
 
 A cell without a number says why: not run yet, unfinished, failed, target not reached. Several seeds are shown as their
 mean and, in parentheses, the least and the most of them. MB are 2^20 bytes here, as in the paper.
@@ -7,22 +7,32 @@ mean and, in parentheses, the least and the most of them. MB are 2^20 bytes here
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedfq.files import write_bytes
 from fedfq.report import markup
-from fedfq.report.page import document
 from fedfq.report.runs import LAST, RunData
-from fedfq.reproduce.cells import FEDAVG, TABLE_1, TABLE_2, TARGET_FRACTION, Column
-from fedfq.reproduce.run import Outcome, outcome
+from fedfq.reproduce.cells import (
+    FEDAVG,
+    FEDFQ,
+    ROWS,
+    TABLE_1,
+    TABLE_2,
+    TARGET_FRACTION,
+    VALIDATION_SEED,
+    Cell,
+    Column,
+)
+from fedfq.reproduce.results import Outcome, Outcomes
 
 MB = 2**20
 NOT_RUN = "not run yet"
 LEFT_OUT = "left out"  # of this profile
 NOTHING = markup.NOTHING
-LONG = 30  # characters: a reason is given room to wrap
+LOSSLESS = "†"
+SEVERAL = "Several seeds: their mean and, in parentheses, the least and the most."
 
 Form = Callable[[float], str]
 
@@ -39,21 +49,42 @@ EMPTY = Entry(NOTHING)
 
 
 @dataclass(frozen=True)
-class Table:
-    """A row a method; for every column of the paper a group of columns with these titles."""
+class Row:
+    name: str  # the same in every column
+    method: str  # what it stands for in this one
+    entries: tuple[Entry, ...]
 
-    title: str
-    groups: tuple[str, ...]
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Entry, ...]], ...]
-    notes: tuple[str, ...]
+
+@dataclass(frozen=True)
+class Part:
+    """A column of the paper, as a table of its own: a row a method."""
+
+    column: Column
+    how: tuple[str, ...]  # it was trained, where and when
+    above: tuple[str, ...]
+    rows: tuple[Row, ...]
+    below: tuple[str, ...]
+    target: float | None = None  # with the least seed
+
+
+@dataclass(frozen=True)
+class Table:
+    name: str
+    caption: str
+    titles: tuple[str, ...]  # of the numbers of a row
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...]  # on all parts
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.caption}"
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:
-    """STEM.md, STEM.tex and STEM.html."""
+    """STEM.md and STEM.tex."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     written = []
-    for suffix, form in ((".md", markdown), (".tex", latex), (".html", html)):
+    for suffix, form in ((".md", markdown), (".tex", latex)):
         path = stem.with_name(stem.name + suffix)
         write_bytes(path, form(table).encode())
         written.append(path)
@@ -63,73 +94,92 @@ def write_table(table: Table, stem: Path) -> list[Path]:
 # Table 1
 
 
-def table_1(columns: Sequence[Column], out: Path) -> Table:
+def table_1(columns: Sequence[Column], found: Outcomes) -> Table:
     """Accuracy, and the compression it was reached with."""
-
-    def entries(column: Column, method: str) -> list[Entry]:
-        found = outcome(out, column, method)
-        paper = _paper(column.paper_accuracy.get(method), "{:.2f}".format)
-        if (missing := _missing(column, method, found)) is not None:
-            return [missing, paper, EMPTY, EMPTY]
-        accuracy = _summary(found, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format)
-        return [_with_the_rest(accuracy, found), paper, *_ratios(found)]
-
+    titles = ("accuracy %", "paper", "wire", "claimed")
     notes = (
-        f"Accuracy: % of the test examples, the mean of the last {LAST} evaluations.",
+        f"Accuracy: % of the test examples, the mean of the last {LAST} evaluations. {SEVERAL}",
+        f"{LOSSLESS}: lossless, which is to say not below the least of {FEDAVG}'s seeds in the same column.",
         "Wire: float32 bytes over the bytes that were sent. Claimed: over what the method's own paper counts.",
-        *_how(columns),
     )
-    return _table(
-        "Table 1: accuracy and compression", columns, TABLE_1, ("acc. %", "paper", "wire", "claimed"), entries, notes
-    )
+    parts = tuple(_accuracies(column, found) for column in columns)
+    return Table("Table 1", "accuracy and compression", titles, parts, notes)
+
+
+def _accuracies(column: Column, found: Outcomes) -> Part:
+    baseline = found[column.name, FEDAVG].finished
+    of_fedavg = [run.last_accuracy for run in baseline.values() if run.last_accuracy is not None]
+    least = 100 * min(of_fedavg) if len(of_fedavg) > 1 else math.inf
+
+    def entries(method: str) -> list[Entry]:
+        own = found[column.name, method]
+        paper = _paper(column.paper_accuracy.get(method), "{:.2f}".format)
+        if (missing := _missing(column, method, own)) is not None:
+            return [missing, paper, EMPTY, EMPTY]
+        mark_from = math.inf if method == FEDAVG else least
+        accuracy = _summary(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format, mark_from=mark_from)
+        return [_with_the_rest(accuracy, own), paper, *_ratios(own)]
+
+    rows = tuple(Row(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_1)
+    if least == math.inf:
+        mark = f"No {LOSSLESS} here: {FEDAVG} has {len(of_fedavg)} finished {_plural('seed', len(of_fedavg))}, not two."
+    else:
+        mark = f"{LOSSLESS} from {least:.2f}% on, the least of {FEDAVG}'s {len(of_fedavg)} seeds."
+    return Part(column, _how(column, found), (), rows, (mark,))
 
 
 # Table 2
 
 
-def table_2(columns: Sequence[Column], out: Path) -> Table:
+def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
     """Uplink MB until the target accuracy."""
-    baselines = {column.name: outcome(out, column, FEDAVG).finished for column in columns}
+    titles = ("MB a client", "MB in all", "paper", "fewer", "wire", "claimed")
+    notes = (
+        "MB (2^20 bytes) that were sent until the first evaluation that reached the target: of one client that takes "
+        "part in every round, as the paper counts (a tenth of the sum, with ten clients a round), and of all clients. "
+        f"{SEVERAL}",
+        f"Fewer: {FEDAVG}'s MB over the method's. Wire and claimed: as in Table 1, over the whole run.",
+        f"{FEDFQ}: with the ratio that was chosen for the column on a validation run with seed {VALIDATION_SEED}.",
+    )
+    parts = tuple(_uplinks(column, found) for column in columns)
+    return Table("Table 2", "uplink to the target accuracy", titles, parts, notes)
 
-    def entries(column: Column, method: str) -> list[Entry]:
-        found, baseline = outcome(out, column, method), baselines[column.name]
+
+def _uplinks(column: Column, found: Outcomes) -> Part:
+    baseline = found[column.name, FEDAVG].finished
+    sums = {column.method(row): _to_target(column, found[column.name, column.method(row)], baseline) for row in TABLE_2}
+
+    def entries(method: str) -> list[Entry]:
+        own = found[column.name, method]
         paper = _paper(column.paper_mb.get(method), "{:,.2f}".format)
-        if (missing := _missing(column, method, found)) is not None:
+        if (missing := _missing(column, method, own)) is not None:
             return [missing, EMPTY, paper, EMPTY, EMPTY, EMPTY]
-        targets = {seed: _target(column, baseline.get(seed)) for seed in found.finished}
 
-        def total(seed: int, run: RunData | None) -> float | None:
-            target = targets[seed]
-            sent = run.bytes_to(target) if run is not None and target is not None else None
-            return None if sent is None else sent / MB
+        def total(seed: int, run: RunData) -> float | None:
+            return sums[method].get(seed)
 
         def client(seed: int, run: RunData) -> float | None:
             mb = total(seed, run)
             return None if mb is None else mb / run.config.per_round
 
         def fewer(seed: int, run: RunData) -> float | None:
-            own, reference = total(seed, run), total(seed, baseline.get(seed))
-            return reference / own if own and reference else None
+            mb, reference = total(seed, run), sums[FEDAVG].get(seed)
+            return reference / mb if mb and reference else None
 
         def otherwise(seed: int) -> str:
-            return f"no target: {FEDAVG} {NOT_RUN}" if targets[seed] is None else "not reached"
+            return "not reached" if seed in sums[method] else f"no target: {FEDAVG} {NOT_RUN}"
 
-        one, all_ = (_summary(found, value, _mb, otherwise) for value in (client, total))
-        return [_with_the_rest(one, found), all_, paper, _summary(found, fewer, _times), *_ratios(found)]
+        one, all_ = (_summary(own, value, _mb, otherwise) for value in (client, total))
+        return [_with_the_rest(one, own), all_, paper, _summary(own, fewer, _times), *_ratios(own)]
 
-    notes = (
-        "MB (2^20 bytes) that were sent until the first evaluation that reached the target: of one client that takes "
-        "part in every round, as the paper counts (a tenth of the sum, with ten clients a round), and of all clients.",
-        "Fewer: FedAvg's MB over the method's. Wire and claimed: as in Table 1, over the whole run.",
-        *(_about_target(column, baselines[column.name]) for column in columns),
-        "The paper's 50% for the LSTM lie above every accuracy of its own Table 1, where the best is 48.12%.",
-        *_how(columns),
-    )
-    titles = ("MB a client", "MB in all", "paper", "fewer", "wire", "claimed")
-    return _table("Table 2: uplink to the target accuracy", columns, TABLE_2, titles, entries, notes)
+    rows = tuple(Row(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_2)
+    choice = f"{FEDFQ} is {column.fedfq} here, chosen on a validation run with seed {VALIDATION_SEED}."
+    above = (_about_target(column, baseline), choice)
+    least = target(column, found[column.name, FEDAVG].first)
+    return Part(column, _how(column, found), above, rows, (_verdict(column, sums),), least)
 
 
-def _target(column: Column, baseline: RunData | None) -> float | None:
+def target(column: Column, baseline: RunData | None) -> float | None:
     """The accuracy to reach. Where the profile fixes none, it is a fraction of what FedAvg reached."""
     if column.target is not None:
         return column.target
@@ -137,30 +187,70 @@ def _target(column: Column, baseline: RunData | None) -> float | None:
     return None if best is None else TARGET_FRACTION * best
 
 
-def _about_target(column: Column, baseline: dict[int, RunData]) -> str:
-    paper = "" if column.paper_target is None else f" (paper: {column.paper_target:.0%})"
+def _to_target(column: Column, own: Outcome, baseline: Mapping[int, RunData]) -> dict[int, float | None]:
+    """MB of all clients for every seed that has a target; None if it was not reached."""
+    sums = {}
+    for seed, run in own.finished.items():
+        if (accuracy := target(column, baseline.get(seed))) is not None:
+            sent = run.bytes_to(accuracy)
+            sums[seed] = None if sent is None else sent / MB
+    return sums
+
+
+def _about_target(column: Column, baseline: Mapping[int, RunData]) -> str:
     if column.target is not None:
-        return f"Target of {column.title}: {column.target:.0%}{paper}."
-    targets = [target for run in baseline.values() if (target := _target(column, run)) is not None]
-    shown = _spread(targets, "{:.2%}".format).text if targets else NOT_RUN
-    return f"Target of {column.title}: {TARGET_FRACTION:g} times FedAvg's best with the same seed, {shown}{paper}."
+        shown = f"{column.target:.0%}"
+    else:
+        targets = [found for run in baseline.values() if (found := target(column, run)) is not None]
+        reached = _spread(targets, "{:.2%}".format).text if targets else NOT_RUN
+        shown = f"{TARGET_FRACTION:g} times {FEDAVG}'s best with the same seed: {reached}"
+    if column.paper_target is None:
+        return f"Target: {shown}. Not in the paper."
+    best = max(column.paper_accuracy.values(), default=math.inf)
+    beyond = ""
+    if 100 * column.paper_target > best:
+        beyond = f", which lies above every accuracy of its own Table 1, where the best is {best:.2f}%"
+    return f"Target: {shown}. The paper's: {column.paper_target:.0%}{beyond}."
+
+
+def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]]) -> str:
+    """How our row compares with every other one, each over the seeds that both have."""
+    own = column.fedfq
+    ours = {seed: mb for seed, mb in sums[own].items() if mb is not None}
+    if not sums[own]:
+        return f"Not compared yet: {own} and {FEDAVG} are not both finished."
+    if len(ours) < len(sums[own]):
+        missed = [seed for seed in sums[own] if seed not in ours]
+        return f"{own} did not reach the target with {_seeds(missed)}."
+    ratios: dict[str, float] = {}  # their bytes over ours
+    unreached: list[str] = []
+    unfinished: list[str] = []
+    for method in (row for row in TABLE_2 if row in column.rows and row != FEDFQ):
+        theirs = {seed: mb for seed, mb in sums[method].items() if seed in ours}
+        reached = [mb / ours[seed] for seed, mb in theirs.items() if mb is not None]
+        if reached and len(reached) == len(theirs):
+            ratios[method] = math.fsum(reached) / len(reached)
+        else:
+            (unreached if theirs else unfinished).append(method)
+    more = [method for method, ratio in ratios.items() if ratio > 1 and method != FEDAVG]
+    less = [method for method, ratio in ratios.items() if ratio <= 1 and method != FEDAVG]
+    said = _against(own, ratios[FEDAVG]) if FEDAVG in ratios else f"{own} reached the target"
+    if less:
+        said += f", but not fewer than {', '.join(less)}" + (f"; fewer than {', '.join(more)}" if more else "")
+    elif more:
+        said += f", and fewer than every other method that reached the target: {', '.join(more)}"
+    else:
+        said += "; no other method has reached the target"
+    rest = [("Not reached by", unreached), ("Not finished:", unfinished)]
+    return " ".join([f"{said}.", *(f"{what} {', '.join(names)}." for what, names in rest if names)])
+
+
+def _against(own: str, ratio: float) -> str:
+    times = f"{ratio:,.1f} times fewer" if ratio >= 1 else f"{1 / ratio:,.1f} times more"
+    return f"{own} needs {times} bytes than {FEDAVG}"
 
 
 # What both have
-
-
-def _table(
-    title: str,
-    columns: Sequence[Column],
-    methods: Iterable[str],
-    titles: tuple[str, ...],
-    entries: Callable[[Column, str], list[Entry]],
-    notes: tuple[str, ...],
-) -> Table:
-    rows = tuple(
-        (method, tuple(entry for column in columns for entry in entries(column, method))) for method in methods
-    )
-    return Table(title, tuple(column.title for column in columns), titles, rows, notes)
 
 
 def _missing(column: Column, method: str, found: Outcome) -> Entry | None:
@@ -180,13 +270,14 @@ def _summary(
     value: Callable[[int, RunData], float | None],
     form: Form,
     otherwise: Callable[[int], str] = lambda seed: NOTHING,
+    mark_from: float = math.inf,
 ) -> Entry:
     """All seeds in one cell, and which of them have no value."""
     values = {seed: value(seed, run) for seed, run in found.finished.items()}
     numbers = [number for number in values.values() if number is not None]
     if not numbers:
         return Entry("; ".join(dict.fromkeys(map(otherwise, values))))
-    spread = _spread(numbers, form)
+    spread = _spread(numbers, form, mark_from)
     without = [f"seed {seed} {otherwise(seed)}" for seed, number in values.items() if number is None]
     return Entry("; ".join([spread.text, *without]), spread.number)
 
@@ -198,10 +289,11 @@ def _with_the_rest(entry: Entry, found: Outcome) -> Entry:
     return Entry("; ".join([entry.text, *rest]), entry.number)
 
 
-def _spread(numbers: Sequence[float], form: Form) -> Entry:
+def _spread(numbers: Sequence[float], form: Form, mark_from: float = math.inf) -> Entry:
     mean = math.fsum(numbers) / len(numbers)
+    shown = form(mean) + (LOSSLESS if mean >= mark_from else "")
     least, most = form(min(numbers)), form(max(numbers))
-    return Entry(form(mean) if least == most else f"{form(mean)} ({least}–{most})", mean)
+    return Entry(shown if least == most else f"{shown} ({least}–{most})", mean)
 
 
 def _ratios(found: Outcome) -> list[Entry]:
@@ -227,43 +319,90 @@ def _mb(count: float) -> str:
     return f"{count:,.2f}" if count >= 1 else f"{count:.3g}"
 
 
-def _how(columns: Sequence[Column]) -> list[str]:
-    """How each column was trained."""
-    return [
-        f"{column.title}: {', '.join(f'{name} {value}' for name, value in column.settings.items())}."
-        for column in columns
+# In words
+
+
+def _how(column: Column, found: Outcomes) -> tuple[str, ...]:
+    """How the column was trained; where and when."""
+    config = Cell(column, FEDAVG, 0).config
+    steps, kind = (config.local_steps, "step") if config.local_epochs is None else (config.local_epochs, "epoch")
+    decay = "" if config.lr_decay == 1 else f" × {config.lr_decay:g} a round"
+    every = "" if config.eval_every == 1 else f", evaluated every {config.eval_every}"
+    ran = [found[column.name, method] for method in dict.fromkeys(map(column.method, ROWS))]
+    seeds = sorted({seed for one in ran for seed in (*one.finished, *one.unfinished)})
+    parts = [
+        f"{config.task}, {config.split}",
+        f"{config.clients} clients, {config.per_round} a round",
+        f"{steps} local {_plural(kind, steps)}, batches of {config.batch_size}",
+        f"learning rate {config.lr:g}{decay}",
+        f"{config.rounds} rounds{every}",
+        *([_seeds(seeds)] if seeds else []),
     ]
+    runs = [run for one in ran for run in (*one.finished.values(), *one.unfinished.values())]
+    return (f"{', '.join(parts)}.", *([_where(runs)] if runs else []))
+
+
+def _where(runs: Sequence[RunData]) -> str:
+    dates = sorted({str(run.environment["date"]) for run in runs if "date" in run.environment})
+    when = f" {dates[0]}" + (f" to {dates[-1]}" if len(dates) > 1 else "") if dates else ""
+    machines = dict.fromkeys(str(run.environment.get("machine", "an unknown machine")) for run in runs)
+    versions = dict.fromkeys(
+        f"{name} {run.environment[name]}" for run in runs for name in ("fedfq", "torch") if name in run.environment
+    )
+    return f"Run{when} on {' and '.join(machines)}; {', '.join(versions)}."
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{_plural('seed', len(seeds))} {', '.join(map(str, seeds))}"
+
+
+def _plural(what: str, count: int | None) -> str:
+    return what if count == 1 else f"{what}s"
 
 
 # Forms
 
 
 def markdown(table: Table) -> str:
+    """A table for every column of the paper."""
+
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
-    first, *others = table.columns
-    header = ["method", *(title for group in table.groups for title in (f"{group}: {first}", *others))]
-    lines = [f"# {table.title}", "", line(header), line(["---", *["---:"] * (len(header) - 1)])]
-    lines += [line([f"`{method}`", *(entry.text for entry in entries)]) for method, entries in table.rows]
-    return "\n".join([*lines, "", *(f"- {note}" for note in table.notes), ""])
+    blocks = [f"# {table.title}", "\n".join(f"- {note}" for note in table.notes)]
+    for part in table.parts:
+        lines = [line(["method", *table.titles]), line(["---", *["---:"] * len(table.titles)])]
+        lines += [line([f"`{row.method}`", *(entry.text for entry in row.entries)]) for row in part.rows]
+        blocks += [f"## {part.column.title}", *part.how, *part.above, "\n".join(lines), *part.below]
+    return "\n\n".join(blocks) + "\n"
 
 
 def latex(table: Table) -> str:
-    """A `table*` that needs the packages booktabs and graphicx."""
-    width = len(table.columns)
-    groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(group)}}}" for group in table.groups]
+    """All columns side by side, as in the paper: a `table*` that needs the packages booktabs and graphicx.
+
+    There is no room for reasons: a cell says "failed" and "unfinished".
+    """
+    width = len(table.titles)
+    groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.column.title)}}}" for part in table.parts]
     rules = [f"\\cmidrule(lr){{{2 + width * n}-{1 + width * (n + 1)}}}" for n in range(len(groups))]
-    titles = ["Method", *map(_tex, table.columns * len(groups))]
-    body = [[f"\\texttt{{{_tex(method)}}}", *(_tex(entry.text) for entry in row)] for method, row in table.rows]
+    titles = ["Method", *map(_tex, table.titles * len(groups))]
+    body = [
+        [
+            f"\\texttt{{{_tex(rows[0].name)}}}",
+            *(_tex(entry.text.split(": ")[0]) for row in rows for entry in row.entries),
+        ]
+        for rows in zip(*(part.rows for part in table.parts))
+    ]
+    about = [f"{part.column.title}: {line}" for part in table.parts for line in (*part.how, *part.above, *part.below)]
     return "\n".join(
         [
+            *(f"% {_tex(line)}" for line in about),  # too much for a caption
             *("\\begin{table*}", "\\centering", "\\resizebox{\\textwidth}{!}{%"),
             f"\\begin{{tabular}}{{l{'r' * width * len(groups)}}}",
             *("\\toprule", _tex_row(["", *groups]), " ".join(rules), _tex_row(titles), "\\midrule"),
             *map(_tex_row, body),
             *("\\bottomrule", "\\end{tabular}}"),
-            f"\\caption{{{_tex(' '.join([table.title + '.', *table.notes]))}}}",
+            f"\\caption{{{_tex(' '.join([table.caption + '.', *table.notes]))}}}",
             *("\\end{table*}", ""),
         ]
     )
@@ -277,25 +416,10 @@ _TEX = str.maketrans(
     {
         **{letter: "\\" + letter for letter in "&%$#_{}"},
         **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
-        **{"×": "$\\times$", "–": "--", "<": "$<$", ">": "$>$"},
+        **{"×": "$\\times$", "–": "--", "†": "$^\\dagger$", "<": "$<$", ">": "$>$"},
     }
 )
 
 
 def _tex(text: str) -> str:
     return text.translate(_TEX)
-
-
-def html(table: Table) -> str:
-    """A page of its own, whose columns sort."""
-    columns = [("Method", False), *((f"{group}: {title}", True) for group in table.groups for title in table.columns)]
-    rows = [
-        [
-            markup.Cell(markup.text(method)),
-            *(markup.Cell(markup.text(entry.text), entry.number, long=len(entry.text) > LONG) for entry in entries),
-        ]
-        for method, entries in table.rows
-    ]
-    notes = [markup.note(markup.text(note)) for note in table.notes]
-    heading = markup.text(table.title)
-    return document(heading, "\n".join([f"<h1>{heading}</h1>", markup.table(table.title, columns, rows), *notes]))

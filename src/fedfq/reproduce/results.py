@@ -1,0 +1,105 @@
+"""What a reproduction left in its folder.
+
+    OUT/reproduction.json             the profile, so that the folder is known for what it is
+    OUT/<column>/<method>-<seed>/     the folder of a run, or `failed.txt` with the reason why there is none
+    OUT/table1.md, table1.tex, ...    the tables
+    OUT/report.html, OUT/figures/     the page and the figures
+
+A folder is of one profile, as the runs of both have the same names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedfq.files import write_bytes
+from fedfq.report.runs import RunData, holds_run, read_config, read_run
+from fedfq.reproduce.cells import PROFILES, ROWS, Cell, Column
+
+FAILED = "failed.txt"
+MARK = "reproduction.json"
+
+
+def is_reproduction(folder: Path) -> bool:
+    return (folder / MARK).is_file()
+
+
+def profile_of(out: Path) -> str:
+    """The profile of the reproduction that is here."""
+    try:
+        profile = json.loads((out / MARK).read_bytes())["profile"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out / MARK}: not the description of a reproduction ({error})") from None
+    if not isinstance(profile, str) or profile not in PROFILES:
+        raise ValueError(f"{out / MARK}: unknown profile {profile!r}")
+    return profile
+
+
+def claim(out: Path, profile: str, cells: Iterable[Cell] = ()) -> None:
+    """Write down that the folder is of this profile, unless it is of another, or holds a run of another for a cell."""
+    if is_reproduction(out) and (other := profile_of(out)) != profile:
+        raise ValueError(f"{out}: holds the profile {other}, not {profile}; give another folder with --out")
+    refuse_others(cells, out)
+    if not is_reproduction(out):
+        out.mkdir(parents=True, exist_ok=True)
+        write_bytes(out / MARK, json.dumps({"profile": profile}).encode())
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What there is of a method in a column, by seed."""
+
+    finished: dict[int, RunData]
+    unfinished: dict[int, RunData]
+    failed: dict[int, str]
+
+    @property
+    def first(self) -> RunData | None:
+        """The run with the least seed, finished if one is."""
+        for runs in (self.finished, self.unfinished):
+            if runs:
+                return runs[min(runs)]
+        return None
+
+
+Outcomes = dict[tuple[str, str], Outcome]  # by the column's name and the method
+
+
+def refuse_others(cells: Iterable[Cell], out: Path) -> None:
+    """A run with another configuration, say of the other profile, is neither gone on with nor shown."""
+    for cell in cells:
+        folder = cell.folder(out)
+        if holds_run(folder) and read_config(folder) != cell.config:
+            raise ValueError(f"{folder}: holds a run with another configuration; give another folder with --out")
+
+
+def outcomes(out: Path, columns: Iterable[Column]) -> Outcomes:
+    """What there is of either table, rows that the profile leaves out included."""
+    wanted = {(column.name, column.method(row)): column for column in columns for row in ROWS}
+    return {(name, method): outcome(out, column, method) for (name, method), column in wanted.items()}
+
+
+def outcome(out: Path, column: Column, method: str) -> Outcome:
+    """All seeds that were ever run."""
+    found = Outcome({}, {}, {})
+    for seed in _seeds(out, column, method):
+        cell = Cell(column, method, seed)
+        folder = cell.folder(out)
+        if (folder / FAILED).is_file():
+            found.failed[seed] = (folder / FAILED).read_text("utf-8").strip()
+        elif holds_run(folder):
+            refuse_others([cell], out)
+            run = read_run(folder)
+            (found.finished if run.finished else found.unfinished)[seed] = run
+    return found
+
+
+def _seeds(out: Path, column: Column, method: str) -> list[int]:
+    name = re.compile(re.escape(method.replace(":", "-")) + r"-(\d+)")
+    folder = out / column.name
+    matches = [name.fullmatch(path.name) for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(match[1]) for match in matches if match)

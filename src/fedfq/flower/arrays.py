@@ -1,0 +1,183 @@
+"""Flower's Arrays: a whole model in one of them, views without copies, and one that is decoded when it is read.
+
+Flower sends every Array with requests of its own, about 2 KB in the *other* direction for each. So a model of 100
+tensors travels as one Array, which holds the others' bytes as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.common.constant import SType
+from numpy.lib import format as npy
+
+NDArray = np.ndarray[Any, Any]
+
+UPDATE = "fedfq.v1"  # the serialisation type of an Array that holds a payload
+# An app without the mod fails on a packed model with "Unsupported serialization type ...": the type says what to do.
+MODEL = "fedfq.model.v1 (to read it, add fedfq.flower.fedfq_mod() to the mods of the ClientApp)"
+
+ALIGNED = 64
+LONGEST_HEADER = 10_100  # of an .npy file: numpy reads 10,000 bytes at most
+
+
+def blob(data: bytes, stype: str) -> Array:
+    return Array(dtype="uint8", shape=(len(data),), stype=stype, data=data)
+
+
+def pack(record: Mapping[str, Array]) -> Array:
+    """A model as one Array: the length of a JSON table, the table, and the Arrays' bytes, all from multiples of 64."""
+    table = [[name, array.dtype, list(array.shape), array.stype, len(array.data)] for name, array in record.items()]
+    header = json.dumps(table).encode()
+    parts = [len(header).to_bytes(8, "little"), header, bytes(-(8 + len(header)) % ALIGNED)]
+    for array in record.values():
+        parts += array.data, bytes(-len(array.data) % ALIGNED)
+    return blob(b"".join(parts), MODEL)
+
+
+def unpack(packed: Array) -> dict[str, Array]:
+    """The Arrays that `pack` was given."""
+    return {
+        name: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=bytes(data))
+        for name, dtype, shape, stype, data in _entries(packed)
+    }
+
+
+def _entries(packed: Array) -> Iterator[tuple[str, str, list[int], str, memoryview]]:
+    data = memoryview(packed.data)
+    start = 8 + int.from_bytes(data[:8], "little")
+    table = json.loads(bytes(data[8:start]))
+    for name, dtype, shape, stype, size in table:
+        start += -start % ALIGNED
+        yield name, dtype, shape, stype, data[start : start + size]
+        start += size
+    if start + -start % ALIGNED != len(data):
+        raise ValueError(f"a packed model of {len(data)} bytes, where {start} were expected")
+
+
+def digest(packed: Array) -> str:
+    """A name for a packed model."""
+    return hashlib.sha256(packed.data).hexdigest()[:16]
+
+
+def views(record: Mapping[str, Array]) -> dict[str, NDArray]:
+    """The tensors, in the Arrays' own memory; not to be written to."""
+    return {name: _view(name, array.dtype, array.stype, memoryview(array.data)) for name, array in record.items()}
+
+
+def packed_views(packed: Array) -> dict[str, NDArray]:
+    """The tensors of a packed model, in its memory."""
+    return {name: _view(name, dtype, stype, data) for name, dtype, _, stype, data in _entries(packed)}
+
+
+def _view(name: str, dtype: str, stype: str, data: memoryview) -> NDArray:
+    if stype != SType.NUMPY:
+        raise ValueError(f"tensor {name!r} is serialised as {stype!r}, not as {SType.NUMPY!r}")
+    file = BytesIO(data[:LONGEST_HEADER])
+    try:
+        header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+        shape, fortran, numpy_dtype = header(file)
+        if numpy_dtype.kind not in "fiub":
+            raise ValueError(_unfit(dtype))
+        if math.prod(shape) == 0:
+            return np.empty(shape, numpy_dtype)
+        flat = np.frombuffer(data, numpy_dtype, math.prod(shape), offset=file.tell())
+    except ValueError as error:
+        raise ValueError(f"tensor {name!r}: {error}") from error
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _unfit(dtype: str) -> str:
+    if dtype.startswith(("bfloat", "float8")):
+        return f"{dtype}, which Flower's Array cannot carry: {HOW_TO_SEND_BFLOAT16}"
+    return f"dtype {dtype} is neither floating point, integer nor boolean"
+
+
+HOW_TO_SEND_BFLOAT16 = (
+    "send float32, as in ArrayRecord({name: tensor.float() for name, tensor in model.state_dict().items()}), and let "
+    "load_state_dict convert it back; what travels is small either way"
+)
+
+
+def difference(new: NDArray, old: NDArray) -> NDArray:
+    """The update from old to new: in float32 for floats; exact for integers; which ones changed for booleans."""
+    if old.dtype.kind == "b":
+        return new ^ old
+    if old.dtype.kind != "f":
+        return (new - old).astype(old.dtype, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):  # the codec refuses what is not finite
+        wide = np.result_type(new, old, np.float32)
+        return np.subtract(new, old, dtype=wide).astype(np.float32, copy=False)
+
+
+def moved(old: NDArray, update: NDArray) -> NDArray:
+    """old + update, in the update's memory: the inverse of `difference`."""
+    with np.errstate(over="ignore"):
+        return (np.logical_xor if old.dtype.kind == "b" else np.add)(old, update, out=update)
+
+
+def as_dtype(values: NDArray, dtype: np.dtype[Any]) -> NDArray:
+    """Values that an aggregation made of a tensor, in the tensor's own dtype again; integers are rounded."""
+    if dtype.kind == "f" or values.dtype.kind != "f":
+        with np.errstate(over="ignore"):
+            return values.astype(dtype, copy=False)
+    if dtype.kind == "b":
+        return np.asarray(values >= 0.5)
+    info = np.iinfo(dtype)
+    return np.asarray(np.clip(np.rint(values), info.min, np.nextafter(float(info.max) + 1, 0))).astype(dtype)
+
+
+class Decoded:
+    """The model in one reply: decoded when a tensor is asked for, and forgotten tensor by tensor as they are taken.
+
+    A strategy that goes through the replies one after the other (all that average) has one decoded reply in memory at
+    a time; one that goes through them tensor by tensor (median, trimmed mean) has all of them.
+    """
+
+    def __init__(self, base: Mapping[str, NDArray], decode: Callable[[], dict[str, NDArray]]) -> None:
+        self._base = base
+        self._decode = decode
+        self._updates: dict[str, NDArray] = {}
+
+    def take(self, name: str) -> NDArray:
+        if name not in self._updates:
+            self._updates = self._decode()
+        return moved(self._base[name], self._updates.pop(name))
+
+    def record(self) -> ArrayRecord:
+        record = ArrayRecord()
+        for name, old in self._base.items():
+            record[name] = LazyArray(self, name, old)
+        return record
+
+
+class LazyArray(Array):
+    """A tensor of a `Decoded` reply."""
+
+    def __init__(self, reply: Decoded, name: str, like: NDArray) -> None:
+        self.__dict__.update(dtype=str(like.dtype), shape=like.shape, stype=SType.NUMPY)
+        self._reply = reply
+        self._name = name
+        self._last: weakref.ref[NDArray] | None = None
+
+    def numpy(self) -> NDArray:
+        taken = self._reply.take(self._name)
+        self._last = weakref.ref(taken)
+        return taken
+
+    @property
+    def data(self) -> bytes:  # type: ignore[override]
+        """Serialised as Flower does it, for code that copies Arrays or counts their bytes.
+
+        `to_numpy_ndarrays` does so right after `numpy`: what that gave is then still there, and need not be decoded.
+        """
+        last = None if self._last is None else self._last()
+        return Array(self.numpy() if last is None else last).data

@@ -1,0 +1,132 @@
+"""What a client keeps between two rounds: its error-feedback memory, and the initial model of the shared basis.
+
+A small model's memory is in the `state` of Flower's context, which lasts as long as the run and the SuperNode do. In
+deployment a state beyond about 100 MB is lost without a word; so a large model's memory is on the client's disk, in
+`$FLWR_HOME/fedfq/<run>/` (`~/.flwr/fedfq/<run>/`), where it also survives a SuperNode that restarts under the same node
+id. Delete the folder when the run is over.
+
+A residual is named after the round that it was left over from. The server says which of the node's replies it accepted
+last; the residual of that round is the one to go on with, whatever came after it.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from logging import WARNING
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, Context
+from flwr.common.logger import log
+
+from fedfq.files import read_tensors, write_bytes, write_tensors
+
+from . import arrays
+from .arrays import MODEL, NDArray, blob, views
+
+LARGEST_STATE = 50_000_000
+COPIES = 3  # residuals of two rounds and the initial model
+
+
+def memory_of(context: Context, model_bytes: int) -> Memory:
+    return InState(context) if COPIES * model_bytes < LARGEST_STATE else OnDisk(context)
+
+
+class Memory(ABC):
+    """One node's memory in one run. What was lost or cannot be read is simply not there."""
+
+    @abstractmethod
+    def has_initial(self, digest: str) -> bool: ...
+
+    @abstractmethod
+    def initial(self, digest: str) -> Array | None:
+        """The packed initial model of that digest."""
+
+    @abstractmethod
+    def keep_initial(self, digest: str, packed: Array) -> None: ...
+
+    @abstractmethod
+    def residual(self, round_: int) -> dict[str, NDArray]:
+        """What the payload of that round left out."""
+
+    @abstractmethod
+    def keep_residual(self, round_: int, residual: Mapping[str, NDArray], accepted: int) -> None:
+        """Remember a residual beside the one of the round that was accepted last; forget all others."""
+
+
+class InState(Memory):
+    INITIAL, RESIDUAL = "fedfq-initial-", "fedfq-residual-"
+
+    def __init__(self, context: Context) -> None:
+        self._state = context.state
+
+    def has_initial(self, digest: str) -> bool:
+        return f"{self.INITIAL}{digest}" in self._state
+
+    def initial(self, digest: str) -> Array | None:
+        record = self._state.array_records.get(f"{self.INITIAL}{digest}")
+        return None if record is None else record["model"]
+
+    def keep_initial(self, digest: str, packed: Array) -> None:
+        self._forget(self.INITIAL, ())
+        self._state[f"{self.INITIAL}{digest}"] = ArrayRecord({"model": packed})
+
+    def residual(self, round_: int) -> dict[str, NDArray]:
+        return views(self._state.array_records.get(f"{self.RESIDUAL}{round_}", {}))
+
+    def keep_residual(self, round_: int, residual: Mapping[str, NDArray], accepted: int) -> None:
+        self._forget(self.RESIDUAL, (accepted,))
+        self._state[f"{self.RESIDUAL}{round_}"] = ArrayRecord({name: Array(a) for name, a in residual.items()})
+
+    def _forget(self, prefix: str, but: tuple[int, ...]) -> None:
+        kept = {f"{prefix}{round_}" for round_ in but}
+        for key in [key for key in self._state if key.startswith(prefix) and key not in kept]:
+            del self._state[key]
+
+
+class OnDisk(Memory):
+    """Files appear whole or not at all. The initial model is one file for all the run's nodes on this machine."""
+
+    def __init__(self, context: Context) -> None:
+        home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+        self._folder = home / "fedfq" / str(context.run_id)
+        self._node = context.node_id
+
+    def has_initial(self, digest: str) -> bool:
+        return self._initial(digest).exists()
+
+    def initial(self, digest: str) -> Array | None:
+        path = self._initial(digest)
+        packed = blob(path.read_bytes(), MODEL) if path.exists() else None
+        if packed is not None and arrays.digest(packed) != digest:
+            path.unlink()  # damaged: it will be sent again
+            return None
+        return packed
+
+    def keep_initial(self, digest: str, packed: Array) -> None:
+        if not self.has_initial(digest):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_bytes(self._initial(digest), packed.data)
+
+    def residual(self, round_: int) -> dict[str, NDArray]:
+        path = self._residual(round_)
+        try:
+            return dict(read_tensors(path)) if path.exists() else {}
+        except ValueError as error:
+            log(WARNING, "fedfq_mod on node %s: goes on without its memory: %s", self._node, error)
+            return {}
+
+    def keep_residual(self, round_: int, residual: Mapping[str, NDArray], accepted: int) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_tensors(self._residual(round_), residual)
+        kept = {self._residual(round_), self._residual(accepted)}
+        for path in self._folder.glob(f"{self._node}-*.safetensors"):
+            if path not in kept:
+                path.unlink(missing_ok=True)
+
+    def _initial(self, digest: str) -> Path:
+        return self._folder / f"initial-{digest}"
+
+    def _residual(self, round_: int) -> Path:
+        return self._folder / f"{self._node}-{round_}.safetensors"

@@ -1,0 +1,295 @@
+"""The client's half: the model that the app returns goes out as one payload.
+
+For every train message, the app gets the ordinary model, whatever way it travelled. From its reply the mod takes the
+model, subtracts the one that it was given, encodes the difference and sends one Array of a few kilobytes. Messages of
+other types pass untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import ERROR
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
+
+from fedfq.codec.codec import Codec
+from fedfq.codec.errors import FedFQError
+from fedfq.codec.layout import raw_bytes, read, specs
+from fedfq.codec.shared import SharedBasis
+from fedfq.feedback import ErrorFeedback
+
+from .arrays import HOW_TO_SEND_BFLOAT16, MODEL, UPDATE, NDArray, blob, difference, packed_views, unpack, views
+from .memory import Memory, memory_of
+
+ORDER = "fedfq.order"  # the ConfigRecord that Compressed sends beside the model
+BYTES, RATIO, NMSE = "fedfq-bytes", "fedfq-ratio", "fedfq-nmse"
+SETTLED = "fedfq-settled"  # 1: the node has the initial model, or does not want it
+
+
+def fedfq_mod(
+    ratio: float = 256,
+    *,
+    basis: Literal["shared", "adaptive", "identity"] = "shared",
+    error_feedback: bool = True,
+    gain: bool | Literal["norm"] = "norm",
+) -> Mod:
+    """A client mod that sends updates `ratio` times smaller than float32; the server's strategy is `Compressed(...)`.
+
+    basis           "shared": factors in the directions in which the model has moved so far, which both sides derive
+                    from the initial model (sent to a node once); "adaptive" and "identity" as in `Codec`
+    error_feedback  add what one payload left out to the next one; it is kept in `context.state` or, for models beyond
+                    16 MB, on disk (`memory.py`)
+    gain            as in `Codec`
+
+    A node may have a budget of its own in its node config, of which the server need not know: `fedfq-ratio`, or
+    `fedfq-upload-seconds` together with `fedfq-uplink-mbps`.
+
+    The mod is the first of a list, so that others act on the model before it: `mods=[fedfq_mod(), fixedclipping_mod]`.
+    With a clipping mod, give `error_feedback=False, gain=False`: both make an update larger than the clipping norm, and
+    are refused where the server asks for clipping. Give the same with `LocalDpMod`, which cannot be seen from here: it
+    adds its noise first, and what is done to a private update afterwards leaves it private, but its norm is no longer
+    bounded by that of the clipped update, and the memory would carry noise from round to round.
+
+    Its metrics in the reply: `fedfq-bytes`; `fedfq-ratio`; `fedfq-nmse`, the share of the energy of update and memory
+    that the payload leaves out, before the gain.
+    """
+    return FedFQMod(ratio, basis, error_feedback, gain)
+
+
+class Refusal(FedFQError):
+    """What the server is told instead of an update."""
+
+
+class Order(NamedTuple):
+    """What `Compressed` sends with the model. The digests name the packed models."""
+
+    round: int
+    accepted: int  # the round of this node's last reply that the server took; 0 if there is none
+    model: str
+    initial: str  # "" if there shall be no shared basis
+
+
+@dataclass(frozen=True)
+class FedFQMod:
+    ratio: float
+    basis: str
+    error_feedback: bool
+    gain: bool | Literal["norm"]
+
+    def __post_init__(self) -> None:
+        if self.basis not in ("shared", "adaptive", "identity"):
+            raise ValueError(f"basis must be one of 'shared', 'adaptive', 'identity'; got {self.basis!r}")
+        self._codec({})
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
+            return call_next(message, context)
+        try:
+            return self._train(message, context, call_next)
+        except Refusal as error:
+            reason = f"fedfq_mod on node {context.node_id}: {error}"
+            log(ERROR, reason)
+            return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
+
+    def _train(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        codec = self._codec(context.node_config)
+        self._refuse_clipping(message.content)
+        order, content, packed = _open(message.content)
+        given = dict(_only_record(content)[1])  # the app may take the Arrays out of its record
+        memory = memory_of(context, sum(len(array.data) for array in given.values()))
+        self._keep_initial(order, memory, packed)
+        message.content = content
+        reply = _call(call_next, message, context)
+        if reply.has_error():
+            return reply
+        update = _update(reply.content, given)
+        basis = self._shared_basis(order, memory, given)
+        del given, packed
+        payload, nmse = self._encode(codec, update, order, memory, basis)
+        reply.content = _answer(
+            reply.content,
+            payload,
+            {
+                BYTES: len(payload),
+                RATIO: raw_bytes(specs(update)) / len(payload),
+                NMSE: nmse,
+                SETTLED: int(not self._uses_basis(order) or memory.has_initial(order.initial)),
+            },
+        )
+        return reply
+
+    def _codec(self, node_config: Mapping[str, Any]) -> Codec:
+        """The codec with this node's own budget, if it has one."""
+        basis = "adaptive" if self.basis == "shared" else self.basis
+        options: dict[str, Any] = {"basis": basis, "gain": self.gain, "layout": "digest"}
+        ratio, seconds, mbps = (
+            _number(node_config, key) for key in ("fedfq-ratio", "fedfq-upload-seconds", "fedfq-uplink-mbps")
+        )
+        if seconds is None:
+            return Codec(ratio=self.ratio if ratio is None else ratio, **options)
+        if ratio is not None or mbps is None:
+            raise Refusal("node config: fedfq-upload-seconds goes with fedfq-uplink-mbps and without fedfq-ratio")
+        return Codec(max_bytes=max(1, int(seconds * mbps * 1e6 / 8)), **options)
+
+    def _refuse_clipping(self, content: RecordDict) -> None:
+        clipped = any(KEY_CLIPPING_NORM in config for config in content.config_records.values())
+        if clipped and (self.error_feedback or self.gain):
+            raise Refusal(
+                "the server asks for clipped updates, and error feedback and gain would push them beyond the clipping "
+                "norm, which voids the privacy bound: use fedfq_mod(error_feedback=False, gain=False)"
+            )
+
+    def _uses_basis(self, order: Order) -> bool:
+        return self.basis == "shared" and order.initial != ""
+
+    def _keep_initial(self, order: Order, memory: Memory, packed: Mapping[str, Array]) -> None:
+        """Keep the initial model, if that is what was sent or what was sent beside the model."""
+        sent = packed["model"] if order.model == order.initial else packed.get("initial")
+        if self._uses_basis(order) and sent is not None:
+            memory.keep_initial(order.initial, sent)
+
+    def _shared_basis(self, order: Order, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
+        """The basis, or None where there is none (yet): before the model has moved, or if the initial one was lost."""
+        if not self._uses_basis(order) or order.model == order.initial or not memory.has_initial(order.initial):
+            return None
+        return _latest_basis.get(order, memory, given)
+
+    def _encode(
+        self, codec: Codec, update: dict[str, NDArray], order: Order, memory: Memory, basis: SharedBasis | None
+    ) -> tuple[bytes, float]:
+        """The payload, and its NMSE; what it leaves out is in the memory then."""
+        try:
+            if not self.error_feedback:
+                payload, sent = codec.encode_and_decode(read(update, codec.keep), 0, basis)
+                return payload, _share([update[name] - sent[name] for name in _floats(update)], update, {})
+            feedback = ErrorFeedback(codec)
+            before = feedback.residual = memory.residual(order.accepted)
+            payload = feedback.encode(update, shared_basis=basis)
+        except ValueError as error:  # not finite, or a budget that is too small
+            raise Refusal(str(error)) from error
+        memory.keep_residual(order.round, feedback.residual, order.accepted)
+        return payload, _share(list(feedback.residual.values()), update, before)
+
+
+class _LatestBasis:
+    """The basis of one round: in a simulation, many clients of it are trained in one process."""
+
+    def __init__(self) -> None:
+        self._order: tuple[str, str] | None = None
+        self._basis: SharedBasis | None = None
+
+    def get(self, order: Order, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
+        if self._order != (order.model, order.initial):
+            packed = memory.initial(order.initial)
+            if packed is None:
+                return None
+            self._basis = derive(views(given), packed_views(packed))
+            self._order = (order.model, order.initial)
+        return self._basis
+
+
+_latest_basis = _LatestBasis()
+
+
+def derive(model: Mapping[str, NDArray], initial: Mapping[str, NDArray]) -> SharedBasis | None:
+    try:
+        return SharedBasis(model, initial)
+    except ValueError:  # the training diverged, and the model is no longer finite
+        return None
+
+
+def _open(content: RecordDict) -> tuple[Order, RecordDict, ArrayRecord]:
+    """The order, the content as the app expects it, and the record of packed models."""
+    config = content.config_records.get(ORDER)
+    if config is None:
+        raise Refusal(
+            "the message is not from fedfq.flower.Compressed: wrap the server's strategy, as in "
+            "strategy = Compressed(FedAvg(...)). (Or fedfq_mod is in the list of mods twice.)"
+        )
+    key, packed = _only_record(content)
+    if packed["model"].stype != MODEL:
+        raise Refusal(f"a model packed as {packed['model'].stype!r}: install one version of fedfq on all machines")
+    order = Order(*(config[field] for field in Order._fields))  # type: ignore[arg-type]
+    records: dict[str, Any] = {name: record for name, record in content.items() if name != ORDER}
+    records[key] = ArrayRecord(unpack(packed["model"]))
+    return order, RecordDict(records), packed
+
+
+def _call(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
+    try:
+        return call_next(message, context)
+    except TypeError as error:
+        if "BFloat16" not in str(error):
+            raise
+        raise Refusal(f"Flower's Array cannot carry bfloat16: {HOW_TO_SEND_BFLOAT16}") from error
+
+
+def _only_record(content: RecordDict) -> tuple[str, ArrayRecord]:
+    records = list(content.array_records.items())
+    if len(records) != 1:
+        raise Refusal(f"a message of training has one ArrayRecord, the model; this one has {len(records)}")
+    return records[0]
+
+
+def _update(content: RecordDict, given: Mapping[str, Array]) -> dict[str, NDArray]:
+    """What the app returned minus what it was given, tensor by tensor."""
+    returned = _only_record(content)[1]
+    if other := set(returned) ^ set(given):
+        name = min(other)
+        raise Refusal(f"the app {'returned' if name in returned else 'did not return'} the tensor {name!r}")
+    update = {}
+    for name, array in given.items():
+        try:
+            new, old = (views({name: each})[name] for each in (returned[name], array))
+        except ValueError as error:
+            raise Refusal(str(error)) from error
+        if new.shape != old.shape:
+            raise Refusal(f"the app returned tensor {name!r} with shape {new.shape}, and was given {old.shape}")
+        if new.dtype.kind != old.dtype.kind:
+            raise Refusal(f"the app returned tensor {name!r} as {new.dtype}, and was given {old.dtype}")
+        update[name] = difference(new, old)
+    return update
+
+
+def _answer(content: RecordDict, payload: bytes, metrics: dict[str, float]) -> RecordDict:
+    """The app's reply with the payload in place of its model, and the metrics among its own."""
+    records: dict[str, Any] = dict(content.items())
+    if len(content.metric_records) != 1:
+        raise Refusal(f"a reply of training has one MetricRecord; this one has {len(content.metric_records)}")
+    key, own = next(iter(content.metric_records.items()))
+    records[key] = MetricRecord({**own, **metrics})
+    records[_only_record(content)[0]] = ArrayRecord({"update": blob(payload, UPDATE)})
+    return RecordDict(records)
+
+
+def _number(node_config: Mapping[str, Any], key: str) -> float | None:
+    value = node_config.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+        raise Refusal(f"node config: {key} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _floats(update: Mapping[str, NDArray]) -> list[str]:
+    return [name for name, array in update.items() if array.dtype.kind == "f"]
+
+
+def _share(left_out: list[NDArray], update: Mapping[str, NDArray], memory: Mapping[str, NDArray]) -> float:
+    """||left out||^2 / ||update + memory||^2."""
+    wanted = [update[name] + memory[name] if name in memory else update[name] for name in _floats(update)]
+    energy = sum(_energy(array) for array in wanted)
+    return sum(_energy(array) for array in left_out) / energy if energy else 0.0
+
+
+def _energy(array: NDArray) -> float:
+    flat = array.reshape(-1)
+    return float(np.vdot(flat, flat))

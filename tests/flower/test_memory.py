@@ -1,0 +1,63 @@
+"""A client's memory: in Flower's context, or on disk."""
+
+import numpy as np
+import pytest
+
+from fedfq.flower.arrays import digest, pack
+from fedfq.flower.memory import COPIES, LARGEST_STATE, InState, OnDisk, memory_of
+from tests.flower.local import context, record
+from tests.updates import assert_identical
+
+RESIDUAL = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float32)}
+OTHER = {name: 2 * value for name, value in RESIDUAL.items()}
+INITIAL = pack(record(RESIDUAL))
+
+
+def test_large_models_are_remembered_on_disk():
+    assert isinstance(memory_of(context(1), LARGEST_STATE // COPIES - 1), InState)
+    assert isinstance(memory_of(context(1), LARGEST_STATE // COPIES + 1), OnDisk)
+
+
+@pytest.mark.parametrize("kind", [InState, OnDisk])
+def test_residuals_of_the_accepted_and_the_last_round_are_kept(kind):
+    memory = kind(context(1))
+    assert memory.residual(0) == {}
+    memory.keep_residual(1, RESIDUAL, accepted=0)
+    memory.keep_residual(4, OTHER, accepted=1)
+    assert_identical(memory.residual(1), RESIDUAL)
+    assert_identical(memory.residual(4), OTHER)
+    memory.keep_residual(6, RESIDUAL, accepted=1)  # what was sent in round 4 was lost
+    assert memory.residual(4) == {}
+    assert_identical(memory.residual(1), RESIDUAL)
+
+
+@pytest.mark.parametrize("kind", [InState, OnDisk])
+def test_the_initial_model_is_known_by_its_digest(kind):
+    memory, name = kind(context(1)), digest(INITIAL)
+    assert not memory.has_initial(name) and memory.initial(name) is None
+    memory.keep_initial(name, INITIAL)
+    assert memory.has_initial(name) and not memory.has_initial("another")
+    assert memory.initial(name).data == INITIAL.data
+
+
+def test_files_belong_to_a_run_and_a_node(flower_home):
+    one, other = OnDisk(context(1)), OnDisk(context(11))
+    one.keep_residual(3, RESIDUAL, accepted=0)
+    other.keep_residual(3, OTHER, accepted=0)
+    one.keep_residual(4, OTHER, accepted=0)
+    assert_identical(other.residual(3), OTHER)
+    assert sorted(path.name for path in (flower_home / "fedfq" / "7").iterdir()) == [
+        "1-4.safetensors",
+        "11-3.safetensors",
+    ]
+
+
+def test_damaged_files_are_as_good_as_none(flower_home):
+    memory, name = OnDisk(context(1)), digest(INITIAL)
+    memory.keep_residual(1, RESIDUAL, accepted=0)
+    memory.keep_initial(name, INITIAL)
+    for path in (flower_home / "fedfq" / "7").iterdir():
+        path.write_bytes(path.read_bytes()[:-5])
+    assert memory.residual(1) == {}
+    assert memory.initial(name) is None
+    assert not memory.has_initial(name)

@@ -1,0 +1,471 @@
+"""`Compressed` around every strategy: what comes out is what the strategy makes of models decoded by hand."""
+
+import gc
+import logging
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
+from flwr.serverapp.strategy import (
+    Bulyan,
+    DifferentialPrivacyClientSideAdaptiveClipping,
+    DifferentialPrivacyClientSideFixedClipping,
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+    Strategy,
+)
+
+import fedfq
+from fedfq.flower import Compressed, fedfq_mod
+from tests.flower.local import LocalGrid, app, arrays, number, record, travelled
+from tests.updates import Array as NDArray
+from tests.updates import assert_identical, network
+
+NODES = 7
+COUNTER = "bn.num_batches_tracked"
+
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
+    "FedAvg": FedAvg,
+    "FedProx": lambda: FedProx(proximal_mu=0.1),
+    "FedAvgM": lambda: FedAvgM(server_learning_rate=0.9, server_momentum=0.5),
+    "FedAdam": FedAdam,
+    "FedYogi": FedYogi,
+    "FedAdagrad": FedAdagrad,
+    "FedMedian": FedMedian,
+    "FedTrimmedAvg": FedTrimmedAvg,
+    "Krum": lambda: Krum(num_malicious_nodes=1),
+    "MultiKrum": lambda: MultiKrum(num_malicious_nodes=1, num_nodes_to_select=3),
+    "Bulyan": lambda: Bulyan(num_malicious_nodes=1),
+    "server-side fixed clipping": lambda: DifferentialPrivacyServerSideFixedClipping(FedAvg(), 0.1, 1.0, NODES),
+    "server-side adaptive clipping": lambda: DifferentialPrivacyServerSideAdaptiveClipping(FedAvg(), 0.1, NODES),
+    "client-side fixed clipping": lambda: DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.1, 1.0, NODES),
+    "client-side adaptive clipping": lambda: DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 0.1, NODES),
+}
+MODS = {
+    "client-side fixed clipping": [fedfq_mod(32, error_feedback=False, gain=False), fixedclipping_mod],
+    "client-side adaptive clipping": [fedfq_mod(32, error_feedback=False, gain=False), adaptiveclipping_mod],
+}
+
+
+def payload_of(reply: Message) -> bytes:
+    (array,) = reply.content["arrays"].values()
+    assert array.stype == "fedfq.v1"
+    return array.data
+
+
+def by_hand(reply: Message, model: dict[str, NDArray], basis: fedfq.SharedBasis) -> Message:
+    """The reply as a client without the mod would have sent it, had it trained to just what the payload says."""
+    reply = travelled(reply)
+    update = fedfq.decode(payload_of(reply), like=model, shared_basis=basis)
+    own = {key: value for key, value in reply.content["metrics"].items() if not key.startswith("fedfq-")}
+    new = record({name: value + update[name] for name, value in model.items()})
+    reply.content = RecordDict({"arrays": new, "metrics": MetricRecord(own)})
+    return reply
+
+
+@pytest.fixture
+def little_garbage():
+    """Flower collects garbage whenever Bulyan reads a reply; what this session already holds need not be looked at."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_three_rounds_are_those_of_decoding_by_hand(name, little_garbage):
+    initial = network(5)
+    if "clipping" in name:
+        del initial[COUNTER]  # Flower cannot clip integers
+    grid = LocalGrid(app(MODS.get(name, [fedfq_mod(32)])), NODES)
+    compressed, reference = Compressed(STRATEGIES[name]()), STRATEGIES[name]()
+    model = record(initial)
+    for round_ in (1, 2, 3):
+        before = arrays(model)
+        replies = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
+        basis = fedfq.SharedBasis(before, initial)
+        expected_replies = [by_hand(reply, before, basis) for reply in grid.replies]
+        reference.configure_train(round_, record(before), ConfigRecord(), grid)
+        np.random.seed(round_)  # noqa: NPY002 (what Flower's noise is drawn from)
+        expected, expected_metrics = reference.aggregate_train(round_, expected_replies)
+        np.random.seed(round_)  # noqa: NPY002
+        model, metrics = compressed.aggregate_train(round_, replies)
+
+        assert metrics["loss"] == pytest.approx(expected_metrics["loss"])
+        assert metrics["fedfq-dropped"] == 0
+        for key, value in arrays(expected).items():
+            new = arrays(model)[key]
+            assert (new.dtype, new.shape) == (before[key].dtype, before[key].shape), key
+            tolerance = 1 if key == COUNTER else 1e-5 * np.abs(value).max()
+            np.testing.assert_allclose(new, value, rtol=0, atol=tolerance, err_msg=f"{key} in round {round_}")
+        assert any((arrays(model)[key] != before[key]).any() for key in before)
+
+
+def test_lazily_decoded_models_are_exactly_those_decoded_by_hand():
+    seen = {}
+
+    class Watching(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            seen.update({reply.metadata.src_node_id: arrays(reply.content["arrays"]) for reply in replies})
+            return super().aggregate_train(server_round, replies)
+
+    grid, compressed, model = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(Watching()), network(5)
+    replies = grid.send_and_receive(compressed.configure_train(1, record(model), ConfigRecord(), grid))
+    compressed.aggregate_train(1, replies)
+    for reply in grid.replies:
+        update = fedfq.decode(payload_of(reply), like=model)
+        assert_identical(seen[reply.metadata.src_node_id], {name: model[name] + update[name] for name in model})
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam])
+def test_models_of_other_floats_keep_their_dtype(strategy, dtype):
+    model = {name: value.astype(dtype) if value.dtype == np.float32 else value for name, value in network(5).items()}
+    grid = LocalGrid(app([fedfq_mod(16)]), 3)
+    result = Compressed(strategy()).start(grid, record(model), num_rounds=2)
+    assert {name: value.dtype for name, value in arrays(result.arrays).items()} == {
+        name: value.dtype for name, value in model.items()
+    }
+    assert all(np.isfinite(value).all() for value in arrays(result.arrays).values())
+
+
+def test_means_of_integers_are_rounded():
+    def train(model, context, round_):
+        return {"steps": model["steps"] + context.node_id, "weight": model["weight"] + np.float32(1)}
+
+    for strategy in (FedAvg(), FedMedian()):
+        model = {"steps": np.array([100, 200]), "weight": np.zeros(300, np.float32)}
+        result = Compressed(strategy).start(LocalGrid(app([fedfq_mod(4)], train), 3), record(model), num_rounds=1)
+        after = arrays(result.arrays)["steps"]
+        assert after.dtype == np.int64  # FedAvg weighs by 10, 20, 30 examples: (1 + 4 + 9) / 6 = 2.33; the median is 2
+        np.testing.assert_array_equal(after, [102, 202])
+
+
+def test_the_same_run_gives_the_same_bytes():
+    def run() -> tuple[list[bytes], dict[str, NDArray]]:
+        grid, compressed, model = LocalGrid(app([fedfq_mod(64)]), 3), Compressed(FedAvg()), record(network(5))
+        payloads = []
+        for round_ in (1, 2, 3):
+            replies = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
+            payloads += [payload_of(reply) for reply in grid.replies]
+            model, _ = compressed.aggregate_train(round_, replies)
+        return payloads, arrays(model)
+
+    (payloads, model), (again, model_again) = run(), run()
+    assert payloads == again
+    assert_identical(model, model_again)
+
+
+def test_metrics_are_sums_of_bytes_and_means_of_errors():
+    grid, compressed = LocalGrid(app([fedfq_mod(64)]), 4), Compressed(FedAvg())
+    model = network(5)
+    replies = grid.send_and_receive(compressed.configure_train(1, record(model), ConfigRecord(), grid))
+    sizes = [len(payload_of(reply)) for reply in grid.replies]
+    raw = sum(value.nbytes for value in model.values())
+    for reply, size in zip(grid.replies, sizes):
+        assert reply.content["metrics"]["fedfq-bytes"] == size <= raw / 64
+        assert reply.content["metrics"]["fedfq-ratio"] == raw / size
+    _, metrics = compressed.aggregate_train(1, replies)
+    assert metrics["fedfq-bytes"] == sum(sizes)
+    assert metrics["fedfq-ratio"] == 4 * raw / sum(sizes)
+    assert metrics["fedfq-nmse"] == pytest.approx(
+        np.mean([reply.content["metrics"]["fedfq-nmse"] for reply in grid.replies])
+    )
+
+
+def test_another_training_with_the_same_strategy_starts_afresh():
+    def train(model, context, round_):
+        rng = np.random.default_rng((number(context), round_))
+        return {name: value + rng.laplace(size=value.shape).astype(value.dtype) for name, value in model.items()}
+
+    grid, compressed = LocalGrid(app([fedfq_mod(64)], train), 3), Compressed(FedAvg())
+    first = compressed.start(grid, record(network(5)), num_rounds=2)
+    compressed.start(grid, record({"fc.weight": np.ones((30, 40), np.float32)}), num_rounds=2)  # another model
+    again = compressed.start(grid, record(network(5)), num_rounds=2)
+    assert_identical(arrays(again.arrays), arrays(first.arrays))
+
+
+# The downlink
+
+
+def test_the_model_travels_as_one_array_and_the_app_sees_an_ordinary_one():
+    seen = []
+
+    def train(model, context, round_):
+        seen.append(model)
+        return model
+
+    grid, model = LocalGrid(app([fedfq_mod()], train), 2), network(5)
+    messages = Compressed(FedAvg()).configure_train(1, record(model), ConfigRecord(), grid)
+    assert [len(message.content["arrays"]) for message in messages] == [1, 1]
+    grid.send_and_receive(messages)
+    for given in seen:
+        assert_identical(given, model)
+
+
+def test_evaluation_needs_no_mod():
+    grid, model = LocalGrid(app([]), 2), network(5)
+    compressed = Compressed(FedAvg())
+    replies = grid.send_and_receive(compressed.configure_evaluate(1, record(model), ConfigRecord(), grid))
+    assert compressed.aggregate_evaluate(1, replies)["loss"] == pytest.approx(
+        sum(value.sum() for value in model.values())
+    )
+
+
+def test_a_client_without_the_mod_is_told_what_to_add():
+    grid = LocalGrid(app([]), 2)
+    messages = Compressed(FedAvg()).configure_train(1, record(network(5)), ConfigRecord(), grid)
+    with pytest.raises(TypeError, match=r"add fedfq.flower.fedfq_mod\(\) to the mods of the ClientApp"):
+        grid.send_and_receive(messages)
+
+
+def test_a_model_that_cannot_travel_is_refused_by_name():
+    grid = LocalGrid(app([fedfq_mod()]), 2)
+    model = record(network(5))
+    model["fc.bias"] = Array(dtype="bfloat16", shape=(2,), stype="numpy.ndarray", data=Array(np.zeros(2, "V2")).data)
+    with pytest.raises(ValueError, match=r"'fc.bias'.*bfloat16.*tensor.float\(\)"):
+        Compressed(FedAvg()).configure_train(1, model, ConfigRecord(), grid)
+
+
+# Replies that are of no use
+
+
+def tampered(change: Callable[[bytes], bytes]) -> Callable[[Message], None]:
+    def tamper(reply: Message) -> None:
+        data = change(payload_of(reply))
+        array = Array(dtype="uint8", shape=(len(data),), stype="fedfq.v1", data=data)
+        reply.content["arrays"] = ArrayRecord({"update": array})
+
+    return tamper
+
+
+def as_plain_arrays(reply: Message) -> None:
+    reply.content["arrays"] = record(network(1))
+
+
+def as_next_version(reply: Message) -> None:
+    array = Array(dtype="uint8", shape=(1,), stype="fedfq.v2", data=b"?")
+    reply.content["arrays"] = ArrayRecord({"update": array})
+
+
+def with_weight(weight: float) -> Callable[[Message], None]:
+    def change(reply: Message) -> None:
+        reply.content["metrics"]["num-examples"] = weight
+
+    return change
+
+
+def without_records(reply: Message) -> None:
+    reply.content = RecordDict()
+
+
+OTHER = fedfq.encode({"another": np.ones(500, np.float32)}, ratio=2, layout="digest")
+FOREIGN_BASIS = fedfq.encode(
+    network(1),
+    ratio=8,
+    layout="digest",
+    shared_basis=fedfq.SharedBasis(network(2), network(3)),
+)
+
+BAD = {
+    "garbage": ("magic", tampered(lambda payload: b"garbage" * 20)),
+    "cut off": ("checksum", tampered(lambda payload: payload[:-3])),
+    "nothing": ("truncated", tampered(lambda payload: b"")),
+    "damaged": ("checksum", tampered(lambda payload: payload[:30] + bytes([payload[30] ^ 1]) + payload[31:])),
+    "of a later format": ("version", tampered(lambda payload: payload[:2] + b"\x09" + payload[3:])),
+    "of a later mod": ("version", as_next_version),
+    "of another model": ("layout", tampered(lambda payload: OTHER)),
+    "with a basis that nobody has": ("basis", tampered(lambda payload: FOREIGN_BASIS)),
+    "not compressed": ("reply", as_plain_arrays),
+    "empty": ("reply", without_records),
+}
+BAD_WEIGHTS = {  # what strategies other than FedAvg make of weights is their business
+    "of no examples": ("weight", with_weight(0)),
+    "of NaN examples": ("weight", with_weight(float("nan"))),
+}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [(strategy, case) for strategy in (FedAvg, FedAdam, FedMedian) for case in BAD]
+    + [(FedAvg, case) for case in BAD_WEIGHTS],
+)
+def test_a_bad_reply_is_dropped_and_the_round_goes_on(strategy, case, caplog):
+    reason, tamper = (BAD | BAD_WEIGHTS)[case]
+
+    def third_node(node: int, reply: Message) -> Message:
+        if node == 3:
+            tamper(reply)
+        return reply
+
+    model = record(network(5))
+    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 4), Compressed(strategy())
+    grid.tamper = third_node
+    logging.getLogger("flwr").propagate = True
+    replies = grid.send_and_receive(compressed.configure_train(1, model, ConfigRecord(), grid))
+    after, metrics = compressed.aggregate_train(1, replies)
+
+    assert f"the reply of node 3 is dropped ({reason})" in caplog.text
+    assert (metrics["fedfq-dropped"], metrics["fedfq-dropped-nodes"]) == (1, [3])
+    assert metrics[f"fedfq-dropped-{reason}"] == 1
+
+    reference = Compressed(strategy())  # with nodes 1, 2 and 4 only
+    reference.configure_train(1, model, ConfigRecord(), grid)
+    others = [travelled(reply) for reply in grid.replies if reply.metadata.src_node_id != 3]
+    assert_identical(arrays(after), arrays(reference.aggregate_train(1, others)[0]))
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam, Krum, lambda: STRATEGIES["server-side adaptive clipping"]()])
+def test_a_round_without_a_usable_reply_leaves_the_model_as_it_is(strategy):
+    grid, compressed = LocalGrid(app([fedfq_mod(32)]), NODES), Compressed(strategy())
+    grid.tamper = lambda node, reply: (tampered(lambda payload: b"")(reply), reply)[1]
+    replies = grid.send_and_receive(compressed.configure_train(1, record(network(5)), ConfigRecord(), grid))
+    after, metrics = compressed.aggregate_train(1, replies)
+    assert after is None
+    assert metrics["fedfq-dropped"] == NODES
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedMedian])
+def test_updates_beyond_max_norm_are_dropped(strategy):
+    def train(model, context, round_):
+        return {name: value + np.float32(100 if context.node_id == 2 else 0.01) for name, value in model.items()}
+
+    model = {"weight": np.zeros((40, 50), np.float32)}  # norms 0.45 and 4,472
+    grid = LocalGrid(app([fedfq_mod(16)], train), 3)
+    result = Compressed(strategy(), max_norm=10).start(grid, record(model), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["fedfq-dropped-nodes"] == [2]
+    np.testing.assert_allclose(arrays(result.arrays)["weight"], 0.01, rtol=0.05)
+
+
+def test_clients_that_fail_are_reported_by_the_strategy_itself():
+    def train(model, context, round_):
+        return {**model, "fc.bias": model["fc.bias"] + np.nan} if context.node_id == 1 else model
+
+    grid, compressed = LocalGrid(app([fedfq_mod(32)], train), 3), Compressed(FedAvg())
+    replies = grid.send_and_receive(compressed.configure_train(1, record(network(5)), ConfigRecord(), grid))
+    assert "node 1" in grid.replies[0].error.reason and "'fc.bias'" in grid.replies[0].error.reason
+    after, metrics = compressed.aggregate_train(1, replies)
+    assert after is not None
+    assert metrics["fedfq-dropped"] == 0
+
+
+# The shared basis
+
+
+def test_nodes_get_the_initial_model_once_and_again_if_they_lost_it():
+    initial = network(5)
+    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(FedAvg())
+    model = record(initial)
+
+    def round_(number: int, only: tuple[int, ...] = (1, 2, 3)) -> tuple[set[int], set[int]]:
+        """Who was sent the initial model, and who used the basis."""
+        nonlocal model
+        messages = [
+            message
+            for message in compressed.configure_train(number, model, ConfigRecord(), grid)
+            if message.metadata.dst_node_id in only
+        ]
+        sent = {m.metadata.dst_node_id for m in messages if "initial" in m.content["arrays"]}
+        like = arrays(model)
+        replies = grid.send_and_receive(messages)
+        used = {
+            reply.metadata.src_node_id
+            for reply in grid.replies
+            if fedfq.inspect(payload_of(reply), like=like).shared_basis is not None
+        }
+        model, metrics = compressed.aggregate_train(number, replies)
+        assert metrics["fedfq-dropped"] == 0
+        return sent, used
+
+    assert round_(1, only=(1, 2)) == (set(), set())  # the model is the initial one, and has not moved
+    assert round_(2) == ({3}, {1, 2, 3})
+    assert round_(3) == (set(), {1, 2, 3})
+    grid.restart(2)
+    assert round_(4) == (set(), {1, 3})
+    assert round_(5) == ({2}, {1, 2, 3})
+    assert round_(6) == (set(), {1, 2, 3})
+
+
+@pytest.mark.parametrize(("mod", "shared_basis"), [(fedfq_mod(32, basis="adaptive"), True), (fedfq_mod(32), False)])
+def test_nodes_that_do_without_the_basis_are_not_sent_the_initial_model(mod, shared_basis):
+    grid, compressed, model = (
+        LocalGrid(app([mod]), 2),
+        Compressed(FedAvg(), shared_basis=shared_basis),
+        record(network(5)),
+    )
+    for round_ in (1, 2, 3):
+        messages = list(compressed.configure_train(round_, model, ConfigRecord(), grid))
+        assert not any("initial" in message.content["arrays"] for message in messages)
+        replies = grid.send_and_receive(messages)
+        for reply in grid.replies:
+            assert fedfq.inspect(payload_of(reply), like=arrays(model)).shared_basis is None
+        model, _ = compressed.aggregate_train(round_, replies)
+
+
+# Privacy
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if "clipping" in name])
+def test_privacy_wrappers_stand_inside(name):
+    wrapper = STRATEGIES[name]()
+    wrapper.strategy = Compressed(FedAvg())
+    with pytest.raises(ValueError, match=rf"write Compressed\({type(wrapper).__name__}\("):
+        wrapper.configure_train(1, record(network(5)), ConfigRecord(), LocalGrid(app([fedfq_mod()]), NODES))
+
+
+def test_a_quantised_update_is_never_longer_than_the_clipping_norm():
+    """Error feedback would do that; here a client sends it in spite of what it was told."""
+    seen = []
+
+    class Watching(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            seen.extend(arrays(reply.content["arrays"])["weight"] for reply in replies)
+            return super().aggregate_train(server_round, replies)
+
+    model = {"weight": np.zeros((40, 50), np.float32)}
+    mods = [fedfq_mod(16, error_feedback=False, gain=False), fixedclipping_mod]
+    grid = LocalGrid(app(mods, lambda model, *_: {"weight": model["weight"] + np.float32(1)}), 2)
+    long = fedfq.encode({"weight": np.ones((40, 50), np.float32)}, ratio=16, layout="digest")
+    grid.tamper = lambda node, reply: (tampered(lambda payload: long)(reply), reply)[1]
+    compressed = Compressed(DifferentialPrivacyClientSideFixedClipping(Watching(), 0.0, 0.5, 2))
+    compressed.aggregate_train(
+        1, grid.send_and_receive(compressed.configure_train(1, record(model), ConfigRecord(), grid))
+    )
+    assert len(seen) == 2
+    for weight in seen:
+        assert np.linalg.norm(weight) == pytest.approx(0.5, rel=1e-5)
+
+
+# Memory
+
+
+@pytest.mark.slow
+def test_averaging_takes_less_than_two_models_for_any_number_of_replies():
+    rng = np.random.default_rng(0)
+    initial = {f"layer{k}": rng.normal(size=(512, 1024)).astype(np.float32) for k in range(6)}  # 12.6 MB
+    low_rank = (rng.normal(size=(512, 2)) @ rng.normal(size=(2, 1024))).astype(np.float32)
+    grid = LocalGrid(app([fedfq_mod(256)], lambda model, *_: {k: v + low_rank for k, v in model.items()}), 2)
+    compressed, model = Compressed(FedAvg()), record(initial)
+    for round_ in (1, 2):  # with a shared basis in the second
+        reply, _ = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
+        replies = [travelled(reply) for _ in range(50)]
+        tracemalloc.start()
+        try:
+            model, metrics = compressed.aggregate_train(round_, replies)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert metrics["fedfq-dropped"] == 0
+        assert peak < 2 * sum(value.nbytes for value in initial.values())

@@ -270,7 +270,7 @@ print(time.perf_counter() - start)
 """
 
 
-def _in_new_process(code: str, *arguments: str, **environment: str) -> float:
+def in_new_process(code: str, *arguments: str, **environment: str) -> float:
     command = [sys.executable, "-c", code, *arguments]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
@@ -283,7 +283,7 @@ def memory(sizes: tuple[int, ...]) -> list[Row]:
         if "allocator" in OURS[name] and tensors > 4:
             continue  # as in `speed`
         layer = gaussian(1)["layer0"].nbytes
-        extra = _in_new_process(PEAK, str(tensors), name)
+        extra = in_new_process(PEAK, str(tensors), name)
         raw = tensors * layer
         rows.append(
             {"codec": name, "raw_MB": raw / 1e6, "extra_MB": extra / 1e6, "bar_MB": (0.4 * raw + 2 * layer) / 1e6}
@@ -294,8 +294,8 @@ def memory(sizes: tuple[int, ...]) -> list[Row]:
 def start_up() -> list[Row]:
     """Import and first encode of a million parameters, with and without compiled code on disk."""
     with tempfile.TemporaryDirectory() as cold:
-        first = _in_new_process(START, NUMBA_CACHE_DIR=cold)
-        warm = min(_in_new_process(START, NUMBA_CACHE_DIR=cold) for _ in range(3))
+        first = in_new_process(START, NUMBA_CACHE_DIR=cold)
+        warm = min(in_new_process(START, NUMBA_CACHE_DIR=cold) for _ in range(3))
     return [{"first_ever_s": first, "warm_s": warm}]
 
 

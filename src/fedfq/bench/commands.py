@@ -53,10 +53,31 @@ def federation(
     On SimpleCNN and CIFAR-10, or on digits if CIFAR-10 was not fetched. Wants the machine for itself.
     """
     from fedfq.bench import federation as benchmark
-    from fedfq.files import write_bytes
 
     result = benchmark.run(data_dir, quick, _say)
     _show(result, benchmark.TITLES)
+    _write(result, out)
+
+
+@app.command()
+def flower(
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Without the large models.")] = False,
+) -> None:
+    """Measure fedfq on Flower: a round in simulation beside one without it, bytes on the wire, the server's memory.
+
+    Wants the machine for itself; bytes are counted in network namespaces, where root may make them.
+    """
+    from fedfq.bench import flower as benchmark
+
+    result = benchmark.run(quick, _say)
+    _show(result, benchmark.TITLES)
+    _write(result, out)
+
+
+def _write(result: dict[str, Any], out: Path | None) -> None:
+    from fedfq.files import write_bytes
+
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(out.with_suffix(".json"), (json.dumps(result, indent=1) + "\n").encode())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +37,7 @@ Workers = Annotated[OptionalInt, typer.Option(help="Processes that train clients
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")]
 
-NOT_RESULTS = ("workers", "data_dir", "out", "resume", "config")  # what a run's result does not depend on
+NOT_RESULTS = ("engine", "workers", "data_dir", "out", "resume", "config")  # what a run's result does not depend on
 
 
 def run(
@@ -64,6 +65,9 @@ def run(
         bool | None, typer.Option("--gain/--no-gain", help="Scale up fully what shrank on the way, or not at all.")
     ] = None,
     basis: Annotated[str | None, typer.Option(help="shared, adaptive or identity.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="inline (default), or flower: the same run in Flower's simulation.")
+    ] = None,
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
     workers: Workers = None,
@@ -79,14 +83,12 @@ def run(
     A run can be killed at any moment and goes on with --resume; its result is the same.
     """
     settings, where = _settings(locals())
-    from fedfq.federation.loop import run as run_federation
     from fedfq.report.runs import read_run, summary_rows
 
     configuration, folder = _resumed(settings, where) if where["resume"] else _new(settings, where)
+    run_federation = _engine(where)
     with progress(configuration.rounds) as bar:
-        run_federation(
-            *(configuration, folder), resume=where["resume"], **machine(where), watch=bar(configuration.label)
-        )
+        run_federation(configuration, folder, **machine(where), watch=bar(configuration.label))
     for line in summary_lines(summary_rows([read_run(folder)]), None, len(configuration.label)):
         typer.echo(line)
     typer.echo(folder)
@@ -251,6 +253,22 @@ def _resumed(settings: dict[str, Any], where: dict[str, Any]) -> tuple[Config, P
     if settings and Config.make(**settings) != found:
         raise ValueError(f"{where['out']}: holds a run with another configuration; --resume needs no other options")
     return found, where["out"]
+
+
+def _engine(where: dict[str, Any]) -> Callable[..., Any]:
+    """What runs a federation."""
+    engine = where["engine"] or "inline"
+    if engine == "inline":
+        from fedfq.federation.loop import run as run_inline
+
+        return partial(run_inline, resume=where["resume"])
+    if engine != "flower":
+        raise ValueError(f"unknown engine {engine!r}; there are inline and flower")
+    if where["resume"]:
+        raise ValueError("--resume goes with the inline engine: a run on Flower cannot be continued")
+    from fedfq.flower.engine import run as run_on_flower
+
+    return run_on_flower
 
 
 def machine(where: dict[str, Any]) -> dict[str, Any]:

@@ -59,9 +59,11 @@ class Folder:
             what = "already holds a run (--resume continues it)" if self.holds_run else "is not empty"
             raise ValueError(f"{self.path}: {what}")
 
-    def begin(self, config: Config) -> None:
+    def begin(self, config: Config, **engine: str) -> None:
+        """`engine` names what the run depends on besides the inline engine's libraries."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_bytes(self.path / "run.json", json.dumps({"config": asdict(config), **environment()}, indent=1).encode())
+        described = {"config": asdict(config), **environment(), **engine}
+        write_bytes(self.path / "run.json", json.dumps(described, indent=1).encode())
 
     @property
     def holds_run(self) -> bool:

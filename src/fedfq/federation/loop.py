@@ -86,7 +86,7 @@ class Federation:
         config, began = self.config, time.perf_counter()
         self.round += 1
         lr = config.lr * config.lr_decay ** (self.round - 1)
-        chosen = self._sample()
+        chosen = sample(config, self.round)
         self.server.derived = self.method.derive(self.theta, self.clients.initial)
         announced = self.server.announce({client: self._weight(client) for client in chosen})
         jobs = [Job(self.round, client, lr, announced.get(client, b""), self.memories.get(client)) for client in chosen]
@@ -125,11 +125,6 @@ class Federation:
         }
         return line, times
 
-    def _sample(self) -> list[int]:
-        """W: clients of this round, all equally likely."""
-        rng = random(self.config, SAMPLING, self.round)
-        return sorted(rng.choice(self.config.clients, self.config.per_round, replace=False).tolist())
-
     def _weight(self, client: int) -> float:
         return float(len(self.clients.worker.shards[client])) if self.config.weighting == "samples" else 1.0
 
@@ -165,3 +160,9 @@ class Federation:
         self.theta = {name: checkpoint.theta[name].copy() for name in self.theta}
         self.memories = dict(checkpoint.memories)
         self.server.load_state_dict(checkpoint.server)
+
+
+def sample(config: Config, round_: int) -> list[int]:
+    """W: clients of a round, all equally likely."""
+    rng = random(config, SAMPLING, round_)
+    return sorted(rng.choice(config.clients, config.per_round, replace=False).tolist())

@@ -40,6 +40,7 @@ def fedfq_mod(
     basis: Literal["shared", "adaptive", "identity"] = "shared",
     error_feedback: bool = True,
     gain: bool | Literal["norm"] = "norm",
+    seed: int = 0,
 ) -> Mod:
     """A client mod that sends updates `ratio` times smaller than float32; the server's strategy is `Compressed(...)`.
 
@@ -48,6 +49,7 @@ def fedfq_mod(
     error_feedback  add what one payload left out to the next one; it is kept in `context.state` or, for models beyond
                     16 MB, on disk (`memory.py`)
     gain            as in `Codec`
+    seed            of the random numbers with which factors are sought; it need not differ between clients
 
     A node may have a budget of its own in its node config, of which the server need not know: `fedfq-ratio`, or
     `fedfq-upload-seconds` together with `fedfq-uplink-mbps`.
@@ -61,7 +63,7 @@ def fedfq_mod(
     Its metrics in the reply: `fedfq-bytes`; `fedfq-ratio`; `fedfq-nmse`, the share of the energy of update and memory
     that the payload leaves out, before the gain.
     """
-    return FedFQMod(ratio, basis, error_feedback, gain)
+    return FedFQMod(ratio, basis, error_feedback, gain, seed)
 
 
 class Refusal(FedFQError):
@@ -83,6 +85,7 @@ class FedFQMod:
     basis: str
     error_feedback: bool
     gain: bool | Literal["norm"]
+    seed: int
 
     def __post_init__(self) -> None:
         if self.basis not in ("shared", "adaptive", "identity"):
@@ -168,11 +171,11 @@ class FedFQMod:
         """The payload, and its NMSE; what it leaves out is in the memory then."""
         try:
             if not self.error_feedback:
-                payload, sent = codec.encode_and_decode(read(update, codec.keep), 0, basis)
+                payload, sent = codec.encode_and_decode(read(update, codec.keep), self.seed, basis)
                 return payload, _share([update[name] - sent[name] for name in _floats(update)], update, {})
             feedback = ErrorFeedback(codec)
             before = feedback.residual = memory.residual(order.accepted)
-            payload = feedback.encode(update, shared_basis=basis)
+            payload = feedback.encode(update, self.seed, shared_basis=basis)
         except ValueError as error:  # not finite, or a budget that is too small
             raise Refusal(str(error)) from error
         memory.keep_residual(order.round, feedback.residual, order.accepted)

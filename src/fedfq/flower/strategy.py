@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import INFO, WARNING
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -75,6 +75,7 @@ class Compressed(Strategy):
         self._settled: set[int] = set()  # nodes that have it, or do not want it
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
         self._round: _Round | None = None  # between configure_train and aggregate_train
+        self.last = Arrivals(0, [], [])
 
     def summary(self) -> None:
         log(INFO, "\t├──> fedfq: payloads from the clients, one packed Array to them")
@@ -114,17 +115,24 @@ class Compressed(Strategy):
         round_, self._round = self._round, None
         if round_ is None:
             return self.strategy.aggregate_train(server_round, replies)
-        take = self._add if _averages(self.strategy) else _Round.checked
+        take = _Round.add if _averages(self.strategy) else _Round.checked
         ledger = _Ledger(raw_bytes(specs(round_.base)))
         passed: list[Message] = []
+        answers: list[tuple[Message, _Answer]] = []
         for reply in replies:
             if reply.has_error():
                 passed.append(reply)
                 continue
-            node = reply.metadata.src_node_id
             try:
-                answer = _read(reply.content)
-                ledger.sent(answer)
+                answers.append((reply, _read(reply.content, _weight_key(self.strategy))))
+            except Unusable as error:
+                ledger.drop(reply.metadata.src_node_id, error.reason, str(error))
+        usual = _usual_metrics([answer for _, answer in answers])
+        for reply, answer in answers:
+            node = reply.metadata.src_node_id
+            ledger.sent(answer)
+            try:
+                answer.check(usual)
                 record = take(round_, answer)
             except (PayloadError, Unusable) as error:
                 ledger.drop(node, error.reason, str(error))
@@ -139,17 +147,8 @@ class Compressed(Strategy):
             arrays = round_.averaged() if _averages(self.strategy) else round_.with_dtypes(arrays)
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
         self._settled = (self._settled | ledger.settled) - ledger.unsettled
+        self.last = ledger.arrivals()
         return arrays, ledger.metrics(metrics)
-
-    def _add(self, round_: _Round, answer: _Answer) -> ArrayRecord:
-        """For strategies that average: they get a record without tensors, and `averaged` is what they would make."""
-        assert isinstance(self.strategy, FedAvg)
-        key = self.strategy.weighted_by_key
-        weight = answer.metrics.get(key)
-        if not isinstance(weight, (int, float)) or not TINY < weight < LARGEST:
-            raise Unusable("weight", f"{key!r} in its metrics must be a positive number, got {weight!r}")
-        round_.add(answer.payload, weight)
-        return ArrayRecord()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -161,10 +160,18 @@ class Compressed(Strategy):
         return self.strategy.aggregate_evaluate(server_round, replies)
 
 
+class Arrivals(NamedTuple):
+    """What came in in the last round."""
+
+    uplink_bytes: int  # of all payloads, those of dropped replies too
+    accepted: list[int]  # nodes
+    dropped: list[tuple[int, str]]  # nodes, and why
+
+
 class Unusable(FedFQError):
     """A reply that is dropped, though its payload, if there is one, may be sound.
 
-    `reason` is "reply" (not a payload and one record of metrics), "version", "weight" or "norm".
+    `reason` is "reply" (not a payload and one record of metrics), "version", "weight", "metrics" or "norm".
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -179,8 +186,22 @@ class _Answer(NamedTuple):
     payload: bytes
     metrics_key: str
     metrics: MetricRecord
+    weight: Any  # 1 for a strategy without weights; anything until it was checked
     nmse: float | None
     settled: bool
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The names of its records and metrics; of those that are lists, their length as well."""
+        metrics = [f"{name}[{len(value)}]" if isinstance(value, list) else name for name, value in self.metrics.items()]
+        return (self.key, self.metrics_key, *sorted(metrics))
+
+    def check(self, usual: tuple[str, ...]) -> None:
+        """Refuse what strategies cannot do with: a weight that spoils every mean, metrics that would end the run."""
+        if not isinstance(self.weight, (int, float)) or not TINY < self.weight < LARGEST:
+            raise Unusable("weight", f"the number by which it counts must be positive, got {self.weight!r}")
+        if self.kinds != usual:
+            raise Unusable("metrics", f"it has {', '.join(self.kinds)}; most replies have {', '.join(usual)}")
 
 
 class _Total(Accumulator):
@@ -210,12 +231,13 @@ class _Round:
         self._basis: SharedBasis | None = None
         self._total: _Total | None = None
 
-    def add(self, payload: bytes, weight: float) -> None:
-        """Add a payload to the mean."""
+    def add(self, answer: _Answer) -> ArrayRecord:
+        """Add a payload to the mean. The strategy gets a record without tensors: `averaged` is what it would make."""
         if self._max_norm is not None:
-            self._decode(payload)
+            self._decode(answer.payload)
         total = self._total = self._total or _Total(like=self.base)
-        self._with_basis(lambda basis: total.add(payload, weight, shared_basis=basis))
+        self._with_basis(lambda basis: total.add(answer.payload, answer.weight, shared_basis=basis))
+        return ArrayRecord()
 
     def averaged(self) -> ArrayRecord:
         """theta + the mean of the updates (Eq. 4)."""
@@ -267,7 +289,7 @@ class _Ledger:
         self._raw = raw
         self._sizes: list[int] = []
         self._nmse: list[float] = []
-        self._dropped: list[tuple[int, str]] = []
+        self._dropped: list[tuple[int, str, str]] = []
         self.accepted: list[int] = []
         self.settled: set[int] = set()
         self.unsettled: set[int] = set()
@@ -283,9 +305,13 @@ class _Ledger:
 
     def drop(self, node: int, reason: str, message: str) -> None:
         log(WARNING, "fedfq: the reply of node %s is dropped (%s): %s", node, reason, message)
-        self._dropped.append((node, reason))
+        self._dropped.append((node, reason, message))
         if reason == "basis":  # perhaps it has another initial model
             self.unsettled.add(node)
+
+    def arrivals(self) -> Arrivals:
+        dropped = [(node, f"{reason}: {message}") for node, reason, message in self._dropped]
+        return Arrivals(sum(self._sizes), self.accepted, dropped)
 
     def metrics(self, own: MetricRecord | None) -> MetricRecord:
         """The strategy's metrics and ours."""
@@ -297,8 +323,8 @@ class _Ledger:
         if self._nmse:
             record[NMSE] = sum(self._nmse) / len(self._nmse)
         if self._dropped:
-            record[f"{DROPPED}-nodes"] = [node for node, _ in self._dropped]
-        for reason, count in sorted(Counter(reason for _, reason in self._dropped).items()):
+            record[f"{DROPPED}-nodes"] = [node for node, *_ in self._dropped]
+        for reason, count in sorted(Counter(reason for _, reason, _ in self._dropped).items()):
             record[f"{DROPPED}-{reason}"] = count
         return record
 
@@ -336,7 +362,19 @@ def _clipping_norm(content: RecordDict) -> float | None:
     return None
 
 
-def _read(content: RecordDict) -> _Answer:
+def _weight_key(strategy: Strategy) -> str | None:
+    """The metric by which the strategy, or the one that it stands around, weighs replies."""
+    while isinstance(inner := getattr(strategy, "strategy", None), Strategy):
+        strategy = inner
+    return getattr(strategy, "weighted_by_key", None)
+
+
+def _usual_metrics(answers: list[_Answer]) -> tuple[str, ...]:
+    """What most answers have."""
+    return Counter(answer.kinds for answer in answers).most_common(1)[0][0] if answers else ()
+
+
+def _read(content: RecordDict, weight_key: str | None) -> _Answer:
     arrays, metrics = list(content.array_records.items()), list(content.metric_records.items())
     if len(arrays) != 1 or len(metrics) != 1:
         raise Unusable(
@@ -356,6 +394,7 @@ def _read(content: RecordDict) -> _Answer:
         payload=next(iter(record.values())).data,
         metrics_key=metrics_key,
         metrics=MetricRecord({name: value for name, value in own.items() if not name.startswith("fedfq-")}),
+        weight=1.0 if weight_key is None else own.get(weight_key),
         nmse=float(nmse) if isinstance(nmse, (int, float)) and math.isfinite(nmse) else None,
         settled=own.get(SETTLED) == 1,
     )

@@ -1,0 +1,98 @@
+"""What compression costs and saves on Flower: seconds a round in simulation, bytes on a wire, the server's memory: for
+`fedfq bench flower`."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedfq.bench.codec import Say, in_new_process, machine
+from fedfq.flower.engine import simulate
+
+Row = dict[str, Any]
+CLIENTS = 10
+RATIO = 64
+
+TITLES = {
+    "simulation": f"A round in Flower's simulation, {CLIENTS} clients, without and with fedfq at {RATIO}x",
+    "server_memory": "Memory of a server that averages 50 replies, above what it had before, in models",
+    "wire": f"Bytes of one client in one round, on the wire, at {RATIO}x",
+}
+
+
+def run(quick: bool, say: Say) -> Row:
+    """`quick` leaves out the large models."""
+    result: Row = {**machine(), "flwr": version("flwr")}
+    cases = [("1 M parameters, no training", 1_000_000, False), ("SimpleCNN, ten steps of training", 0, True)]
+    if not quick:
+        cases.insert(1, ("11 M parameters, no training", 11_000_000, False))
+    result["simulation"] = []
+    for label, parameters, training in cases:
+        say(f"a round in simulation: {label}")
+        result["simulation"].append(simulation(label, parameters, training, 1 if quick else 2))
+    say("the server's memory")
+    result["server_memory"] = [server_memory(1_000_000 if quick else 11_000_000)]
+    return result
+
+
+def simulation(label: str, parameters: int, training: bool, repeats: int) -> Row:
+    """The best round without and with fedfq, which take turns in one simulation."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "seconds.json")
+        settings = {"parameters": parameters, "training": training, "ratio": RATIO, "rounds": 3, "repeats": repeats}
+        simulate("fedfq.bench.flower_app", settings | {"out": str(out)}, CLIENTS, os.cpu_count() or 1, out.exists)
+        seconds = json.loads(out.read_text())
+    best = {f"{name}_s": float(np.min(times)) for name, times in seconds.items()}
+    return {"case": label, **best, "ratio": best["fedfq_s"] / best["fedavg_s"]}
+
+
+SERVER_MEMORY = """
+import ctypes, gc, sys
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+from fedfq.bench.flower_app import made_up, step
+from fedfq.flower.mod import fedfq_mod
+from fedfq.flower.strategy import Compressed
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+class Nodes:
+    def get_node_ids(self):
+        return list(range(1, 51))
+model = ArrayRecord({name: Array(value) for name, value in made_up(int(sys.argv[1])).items()})
+raw = sum(len(array.data) for array in model.values())
+strategy = Compressed(FedAvg(fraction_evaluate=0.0))
+def train(message, context):
+    arrays = {name: Array(array.numpy() + step(array.shape)) for name, array in message.content["arrays"].items()}
+    return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": MetricRecord({"num-examples": 1})}),
+                   reply_to=message)
+messages = list(strategy.configure_train(1, model, ConfigRecord(), Nodes()))
+context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+first = fedfq_mod(64)(messages[0], context, train)
+payload = next(iter(first.content["arrays"].values())).data
+del context
+def replies():
+    for message in messages:
+        array = Array("uint8", (len(payload),), "fedfq.v1", bytes(bytearray(payload)))
+        records = {"arrays": ArrayRecord({"update": array}), "metrics": first.content["metrics"]}
+        yield Message(RecordDict(records), reply_to=message)
+arrived = list(replies())
+gc.collect()
+ctypes.CDLL(None).malloc_trim(0)  # what encoding took goes back to the system, so that it is not there to be used
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+before = status("VmRSS")
+strategy.aggregate_train(1, arrived)
+print((status("VmHWM") - before) / raw)
+"""
+
+
+def server_memory(parameters: int) -> Row:
+    models = in_new_process(SERVER_MEMORY, str(parameters))
+    return {"parameters": parameters, "replies": 50, "models_above": models, "bar": 2.0}

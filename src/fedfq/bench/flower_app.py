@@ -1,0 +1,122 @@
+"""The Flower app of `fedfq bench flower`: rounds without and with fedfq, in turns, in the same processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from fedfq.flower.mod import ORDER, fedfq_mod
+from fedfq.flower.strategy import Compressed
+
+HEIGHT, WIDTH = 512, 4096  # of a tensor of the made-up model
+RANK = 8
+
+
+def compress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """fedfq where the server speaks it."""
+    if ORDER not in message.content:
+        return call_next(message, context)
+    return fedfq_mod(int(context.run_config["ratio"]))(message, context, call_next)
+
+
+client = ClientApp(mods=[compress])
+server = ServerApp()
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    model = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+    trained = _trained_network(model) if context.run_config["training"] else _moved(model)
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({"arrays": _record(trained), "metrics": metrics}), reply_to=message)
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Seconds a round, the first of each kind left out: it loads and compiles."""
+    config = context.run_config
+    model = _record(_network_state() if config["training"] else made_up(int(config["parameters"])))
+    seconds: dict[str, list[float]] = {"fedavg": [], "fedfq": []}
+    for _ in range(int(config["repeats"])):
+        for name, strategy in (("fedavg", _fedavg()), ("fedfq", Compressed(_fedavg()))):
+            times: list[float] = []
+            strategy.start(
+                grid, model, int(config["rounds"]) + 1, evaluate_fn=lambda *_, times=times: times.append(time.time())
+            )
+            seconds[name] += np.diff(times)[1:].tolist()
+    Path(str(config["out"])).write_text(json.dumps(seconds))
+
+
+def _fedavg() -> FedAvg:
+    return FedAvg(fraction_evaluate=0.0)
+
+
+def made_up(parameters: int) -> dict[str, Any]:
+    """Matrices of one shape."""
+    rng = np.random.default_rng(0)
+    height = max(1, round(parameters / (-(-parameters // (HEIGHT * WIDTH))) / WIDTH))
+    count = max(1, round(parameters / (height * WIDTH)))
+    return {f"layer{k}": rng.standard_normal((height, WIDTH), np.float32) for k in range(count)}
+
+
+def _moved(model: dict[str, Any]) -> dict[str, Any]:
+    return {name: value + step(value.shape) for name, value in model.items()}
+
+
+@lru_cache(maxsize=4)
+def step(shape: tuple[int, int]) -> Any:
+    """An update with few strong directions, as real ones have."""
+    rng = np.random.default_rng(1)
+    strong = rng.standard_normal((shape[0], RANK), np.float32) @ rng.standard_normal((RANK, shape[1]), np.float32)
+    return (1e-3 * (strong + rng.standard_normal(shape, np.float32))).astype(np.float32)
+
+
+# Ten real steps of SimpleCNN, on noise
+
+
+@lru_cache(maxsize=1)
+def _network() -> Any:
+    import torch
+
+    from fedfq.tasks.models import SimpleCNN
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return SimpleCNN()
+
+
+def _network_state() -> dict[str, Any]:
+    from fedfq.federation.client import state
+
+    return {name: value.copy() for name, value in state(_network()).items()}
+
+
+def _trained_network(model: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from torch.nn import functional
+
+    from fedfq.federation.client import load, state
+
+    network = _network()
+    load(network, model)
+    x, y = torch.randn(50, 3, 24, 24).contiguous(memory_format=torch.channels_last), torch.randint(0, 10, (50,))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.05)
+    for _ in range(10):
+        optimizer.zero_grad(set_to_none=True)
+        functional.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    return state(network)
+
+
+def _record(model: dict[str, Any]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in model.items()})

@@ -1,0 +1,253 @@
+"""This project's tasks as a Flower app: what `fedfq run --engine flower` and examples/flower-cifar10 run.
+
+The run's configuration is that of `fedfq run`, one key an option. A node plays the client that its `partition-id` says,
+trains on the same examples in the same order as in the inline engine, and the server asks the same clients in every
+round. So the first round's payloads are the same as inline; later ones differ by the order in which replies are added.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+from torch import nn
+
+from fedfq import tasks
+from fedfq.federation.client import LocalTraining, load, local_sgd, state
+from fedfq.federation.clients import ENCODING, TRAINING, random
+from fedfq.federation.config import Config
+from fedfq.federation.folder import Folder
+from fedfq.federation.loop import sample
+from fedfq.flower.mod import fedfq_mod
+from fedfq.flower.strategy import Compressed
+from fedfq.tasks.task import Data, Task, evaluate
+
+PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
+METHODS = ("fedavg", "fedfq")
+WAIT = 600.0  # seconds for all clients to be there
+PAUSE = 1.0
+
+
+def configuration(run_config: Mapping[str, Any]) -> Config:
+    """The keys of `fedfq run` in a Flower app's configuration; an empty text means not given."""
+    given = {key.replace("-", "_"): value for key, value in run_config.items() if key not in PATHS and value != ""}
+    config = Config.make(**given)
+    if config.method not in METHODS:
+        raise ValueError(f"method {config.method!r} does not run on Flower; {' and '.join(METHODS)} do")
+    return config
+
+
+def run_config(config: Config) -> dict[str, Any]:
+    """The inverse of `configuration`."""
+    keys = [
+        *("task", "split", "rounds", "clients", "per_round", "local_steps", "local_epochs", "batch_size"),
+        *("lr", "lr_decay", "weighting", "seed", "eval_every"),
+    ]
+    found = {key.replace("_", "-"): getattr(config, key) for key in keys if getattr(config, key) is not None}
+    return found | {"method": config.label}
+
+
+class World(NamedTuple):
+    """What a process holds of a run, whichever client it plays."""
+
+    task: Task
+    data: Data
+    shards: list[Any]
+    model: nn.Module
+
+
+@lru_cache(maxsize=1)
+def _world(task: str, split: str, clients: int, seed: int, data_dir: str) -> World:
+    torch.set_num_threads(1)
+    known = tasks.get(task)
+    data = known.load(Path(data_dir) if data_dir else None)
+    return World(known, data, tasks.split(split, data, clients, seed), known.model(seed))
+
+
+def world(config: Config, run_config: Mapping[str, Any]) -> World:
+    return _world(config.task, config.split, config.clients, config.seed, str(run_config.get("data-dir", "")))
+
+
+# The client
+
+
+def compress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """`fedfq_mod` with the options of the run."""
+    config = configuration(context.run_config)
+    if config.method == "fedavg":
+        return call_next(message, context)
+    seed = 0
+    if message.metadata.message_type == MessageType.TRAIN:
+        numbers = ENCODING, int(_config(message)["server-round"]), _number(context)
+        seed = int(random(config, *numbers).integers(2**62))
+    return fedfq_mod(**config.options, seed=seed)(message, context, call_next)
+
+
+client = ClientApp(mods=[compress])
+
+
+@client.train()
+def train(message: Message, context: Context) -> Message:
+    config = configuration(context.run_config)
+    task, data, shards, model = world(config, context.run_config)
+    number, round_ = _number(context), int(_config(message)["server-round"])
+    theta = _tensors(message.content.array_records["arrays"])
+    how = LocalTraining(
+        config.local_steps, config.local_epochs, config.batch_size, config.lr * config.lr_decay ** (round_ - 1)
+    )
+    rng = random(config, TRAINING, round_, number)
+    _, loss = local_sgd(model, theta, task, data.train, shards[number], how, rng)
+    weight = len(shards[number]) if config.weighting == "samples" else 1
+    metrics = MetricRecord({"num-examples": weight, "train-loss": loss})
+    return Message(RecordDict({"arrays": _record(state(model)), "metrics": metrics}), reply_to=message)
+
+
+@client.query()
+def which(message: Message, context: Context) -> Message:
+    """Which client this node plays."""
+    found = MetricRecord({"partition-id": _number(context)})
+    return Message(RecordDict({"client": found}), reply_to=message)
+
+
+# The server
+
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    config = configuration(context.run_config)
+    task, data, _, model = world(config, context.run_config)
+    folder = Folder(Path(str(context.run_config["out"])))
+    folder.refuse_if_taken()
+    nodes = find_clients(grid, config.clients)
+    folder.begin(config, engine="flower", flwr=version("flwr"))
+    strategy: Any = Sampled(config, nodes)
+    if config.method == "fedfq":
+        strategy = Compressed(strategy)
+    ledger = Ledger(config, folder, task, data, model, strategy, nodes)
+    result = strategy.start(grid, _record(state(model)), config.rounds, evaluate_fn=ledger.after_round)
+    folder.finish(_tensors(result.arrays), None)
+
+
+def find_clients(grid: Grid, count: int) -> list[int]:
+    """The node of each client, once every one of them is there."""
+    nodes: dict[int, int] = {}
+    end = time.monotonic() + WAIT
+    while True:
+        unknown = set(grid.get_node_ids()) - set(nodes.values())
+        messages = [Message(RecordDict(), node, MessageType.QUERY) for node in unknown]
+        for reply in grid.send_and_receive(messages, timeout=WAIT) if messages else []:
+            if reply.has_content():
+                found: Any = reply.content.metric_records["client"]["partition-id"]
+                nodes[int(found)] = reply.metadata.src_node_id
+        missing = sorted(set(range(count)) - set(nodes))
+        if not missing:
+            return [nodes[number] for number in range(count)]
+        if time.monotonic() > end:
+            raise TimeoutError(f"no node plays client {missing[0]} (partition-id) of {count} after {WAIT:.0f} s")
+        time.sleep(PAUSE)
+
+
+class Sampled(FedAvg):
+    """FedAvg that asks in every round the clients that the inline engine asks."""
+
+    def __init__(self, config: Config, nodes: list[int]) -> None:
+        super().__init__(fraction_evaluate=0.0)
+        self.config = config
+        self.nodes = nodes
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        config["server-round"] = server_round
+        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        chosen = [self.nodes[number] for number in sample(self.config, server_round)]
+        return self._construct_messages(record, chosen, MessageType.TRAIN)
+
+
+class Ledger:
+    """Evaluates the model and writes the lines of the run's folder, round by round."""
+
+    def __init__(
+        self,
+        config: Config,
+        folder: Folder,
+        task: Task,
+        data: Data,
+        model: nn.Module,
+        strategy: FedAvg | Compressed,
+        nodes: list[int],
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.task = task
+        self.data = data
+        self.model = model
+        self.strategy = strategy
+        self.numbers = {node: number for number, node in enumerate(nodes)}
+        self.began = time.perf_counter()
+
+    def after_round(self, round_: int, arrays: ArrayRecord) -> MetricRecord | None:
+        began, self.began = self.began, time.perf_counter()
+        if round_ == 0:
+            return None
+        accuracy, loss = self._evaluate(round_, arrays)
+        model_bytes = sum(tensor.nbytes for tensor in self.model.state_dict().values())
+        chosen = sample(self.config, round_)
+        uplink, reasons = model_bytes * len(chosen), {}
+        if isinstance(self.strategy, Compressed):
+            uplink, accepted, dropped = self.strategy.last
+            reasons = dict.fromkeys(set(chosen) - {self.numbers[node] for node in accepted}, "no reply")
+            reasons |= {self.numbers[node]: reason for node, reason in dropped}
+        line = {
+            "round": round_,
+            "accuracy": accuracy,
+            "loss": loss,
+            "train_loss": None,
+            "clients": chosen,
+            "uplink_bytes": uplink,
+            "downlink_bytes": model_bytes * len(chosen),
+            "claimed_bits": 8 * uplink,
+            "rejected": [{"client": number, "reason": reason} for number, reason in sorted(reasons.items())],
+        }
+        self.folder.append(line, {"round": round_, "round_s": time.perf_counter() - began})
+        return None if accuracy is None else MetricRecord({"accuracy": accuracy})
+
+    def _evaluate(self, round_: int, arrays: ArrayRecord) -> tuple[float | None, float | None]:
+        if round_ % self.config.eval_every and round_ != self.config.rounds:
+            return None, None
+        load(self.model, _tensors(arrays))
+        accuracy, loss = evaluate(self.model, self.task, self.data.test)
+        return accuracy, loss if np.isfinite(loss) else None
+
+
+def _record(tensors: Mapping[str, Any]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in tensors.items()})
+
+
+def _tensors(record: ArrayRecord) -> dict[str, Any]:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _config(message: Message) -> Any:
+    return message.content.config_records["config"]
+
+
+def _number(context: Context) -> int:
+    """Which client a node plays."""
+    number = context.node_config.get("partition-id")
+    if not isinstance(number, int):
+        raise ValueError("the node's config has no partition-id, a number: it says which client the node plays")
+    return number

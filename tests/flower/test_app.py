@@ -1,0 +1,138 @@
+"""This project's tasks as a Flower app: the same clients, batches and payloads as in the inline engine."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from flwr.app import ConfigRecord
+
+from fedfq.federation.clients import Clients, Job
+from fedfq.federation.config import Config
+from fedfq.federation.loop import sample
+from fedfq.flower import Compressed, app
+from tests.flower.local import LocalGrid, record
+
+SETTINGS = {"task": "digits", "clients": 4, "per_round": 3, "local_steps": 2, "rounds": 3, "eval_every": 1}
+
+
+def make_grid(config: Config, nodes: int = 4) -> LocalGrid:
+    """Nodes 1, 2, ... play clients 3, 2, ...: which is which has to be asked."""
+    grid = LocalGrid(app.client, nodes, {node: {"partition-id": nodes - node} for node in range(1, nodes + 1)})
+    for context in grid.contexts.values():
+        context.run_config = app.run_config(config)
+    return grid
+
+
+def test_the_configuration_survives_the_way_through_flower() -> None:
+    for method in ("fedfq@32", "fedfq@64:basis=adaptive:gain=false", "fedavg"):
+        for more in ({}, {"local_steps": None, "local_epochs": 2}):
+            config = Config.make(method=method, weighting="mean", **{**SETTINGS, **more})
+            assert app.configuration(app.run_config(config) | {"out": "run", "data-dir": ""}) == config
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [({"method": "stc"}, "does not run on Flower"), ({"ruonds": 3}, "ruonds"), ({"clients": 2}, "per_round")],
+)
+def test_what_cannot_be_run_is_refused(given: dict, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words):
+        app.configuration({"task": "digits", "per-round": 3} | given)
+
+
+def test_every_client_is_found_by_its_partition() -> None:
+    config = Config.make(**SETTINGS)
+    assert app.find_clients(make_grid(config), 4) == [4, 3, 2, 1]
+
+
+def test_a_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "WAIT", 0.0)
+    with pytest.raises(TimeoutError, match="no node plays client 4"):
+        app.find_clients(make_grid(Config.make(**SETTINGS)), 5)
+
+
+def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path) -> None:
+    config = Config.make(method="fedfq@32", **SETTINGS)
+    grid = make_grid(config)
+    strategy = Compressed(app.Sampled(config, app.find_clients(grid, 4)))
+    with Clients(config, None, tmp_path, workers=1) as clients:
+        clients.publish(clients.initial)
+        jobs = [Job(1, number, config.lr, b"", None) for number in sample(config, 1)]
+        inline = {answer.client: answer.payload for answer in clients.train(jobs)}
+        model = record(clients.initial)
+        grid.send_and_receive(strategy.configure_train(1, model, ConfigRecord(), grid))
+    here = {4 - reply.metadata.src_node_id: reply.content["arrays"]["update"].data for reply in grid.replies}
+    assert here == inline
+
+
+def fedfq(*arguments: str) -> list[str]:
+    return [sys.executable, "-c", "from fedfq.cli import main; main()", "run", "--engine", "flower", *arguments]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--method", "stc"), "does not run on Flower"),
+        (("--resume", "--out", "nowhere"), "nowhere"),
+        (("--engine", "ray"), "there are inline and flower"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    done = subprocess.run(fedfq(*arguments), cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and len(done.stderr.splitlines()) == 1 and words in done.stderr
+
+
+DIGITS = (*("--task", "digits", "--clients", "4", "--per-round", "3", "--local-steps", "2"), "--method", "fedfq@32")
+
+
+def flower_processes() -> set[str]:
+    """Processes of Flower and Ray on this machine, by their command lines."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().replace(b"\0", b" ").decode("utf-8", "replace")
+        except OSError:  # it is gone
+            continue
+        if "fedfq-flower-" in command or "ray::" in command:
+            found.add(f"{path.parent.name} {command}")
+    return found
+
+
+@pytest.mark.slow
+def test_a_run_in_flowers_simulation_is_nearly_the_inline_run(tmp_path: Path) -> None:
+    before = flower_processes()
+    command = fedfq(*DIGITS, "--rounds", "3", "--out", "run")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    inline = [sys.executable, "-c", "from fedfq.cli import main; main()", "run", *DIGITS, "--rounds", "3"]
+    subprocess.run([*inline, "--out", "inline"], cwd=tmp_path, check=True, capture_output=True)
+    here, there = (
+        [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
+        for name in ("run", "inline")
+    )
+    same = ("clients", "uplink_bytes", "accuracy", "rejected", "downlink_bytes", "claimed_bits")
+    assert {key: here[0][key] for key in same} == {key: there[0][key] for key in same}
+    assert [line["loss"] for line in here] == pytest.approx([line["loss"] for line in there], abs=1e-3)
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == "flower"
+    assert flower_processes() <= before
+
+
+@pytest.mark.slow
+def test_nothing_is_left_of_a_run_that_is_ended(tmp_path: Path) -> None:
+    before = flower_processes()
+    process = subprocess.Popen(
+        fedfq(*DIGITS, "--rounds", "1000", "--out", "run"), cwd=tmp_path, stderr=subprocess.DEVNULL
+    )
+    end = time.monotonic() + 120
+    while not (tmp_path / "run" / "rounds.jsonl").exists():
+        assert time.monotonic() < end and process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    while flower_processes() - before:
+        assert time.monotonic() < end + 60, flower_processes() - before
+        time.sleep(0.2)

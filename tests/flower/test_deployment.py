@@ -1,0 +1,222 @@
+"""docs/deployment.md, command by command: a real SuperLink with TLS and authentication, real SuperNodes, real sockets.
+
+Then what a federation must survive: a node that sends garbage, one that is killed in a round, one that nobody knows.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SERVERS = ("flower-superlink", "flower-supernode")  # commands that go on until they are stopped
+TOOLS = ("openssl", "ssh-keygen")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        any(shutil.which(tool) is None for tool in TOOLS), reason=f"needs the commands {', '.join(TOOLS)}"
+    ),
+]
+
+HOSTILE = """
+import os
+
+from flwr.app import Array, ArrayRecord, MessageType
+from flwr.clientapp import ClientApp
+
+from fedfq.flower import app
+
+
+def garbage(message, context, call_next):
+    reply = call_next(message, context)
+    if message.metadata.message_type == MessageType.TRAIN and context.node_config.get("hostile"):
+        data = os.urandom(2000)
+        reply.content["arrays"] = ArrayRecord({"update": Array("uint8", (len(data),), "fedfq.v1", data)})
+    return reply
+
+
+client = ClientApp(mods=[garbage, app.compress])
+client.train()(app.train)
+client.query()(app.which)
+server = app.server
+"""
+
+
+class Shell:
+    """A terminal: a folder and an environment, in which commands are run one after the other."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.exports: list[str] = []
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT / "src"), "NO_COLOR": "1"}
+
+    def run(self, block: str, patience: float = 240) -> str:
+        self.exports += [line for line in block.splitlines() if line.startswith("export ")]
+        done = subprocess.run(
+            ["bash", "-ec", "\n".join([*self.exports, block])],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=patience,
+        )
+        output = done.stdout.decode()
+        assert done.returncode == 0, f"{block}\n{output}\n{self.logs()}"
+        return output
+
+    def start(self, block: str, name: str) -> None:
+        """A command that goes on."""
+        with open(self.folder / f"{name}.log", "wb") as log:
+            self.running[name] = subprocess.Popen(
+                ["bash", "-ec", "\n".join([*self.exports, f"exec {block.strip()}"])],
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text("utf-8", "replace")
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {name}\n{self.log(name)[-2000:]}" for name in self.running)
+
+    def kill(self, name: str) -> None:
+        """Without warning, with all that it started."""
+        os.killpg(self.running[name].pid, signal.SIGKILL)
+        self.running[name].wait()
+
+    def close(self) -> None:
+        for process in self.running.values():
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+        for name, process in self.running.items():
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.kill(name)
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
+        time.sleep(0.3)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def blocks() -> list[str]:
+    """The commands of the guide, with ports that are free here."""
+    text = (ROOT / "docs" / "deployment.md").read_text()
+    found = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    ports = {port: str(free_port()) for port in ("18000", "19000", "19001")}
+    return [re.sub("|".join(ports), lambda match: ports[match[0]], block) for block in found]
+
+
+def rounds(folder: Path) -> list[dict]:
+    path = folder / "rounds.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, list[str]]]:
+    """All of the guide was run; its server and clients go on."""
+    folder = tmp_path_factory.mktemp("deployment")
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    shell, commands = Shell(folder), blocks()
+    shell.exports.append("export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05")  # saves seconds a round
+    nodes = 0
+    try:
+        for block in commands:
+            if block.startswith("flower-superlink"):
+                shell.start(block, "superlink")
+                port = int(re.search(r"--port (\d+)", block)[1])
+                until(lambda port=port: listens(port), "the SuperLink")
+            elif block.startswith("flower-supernode"):
+                name = f"client{nodes}"
+                shell.start(block, name)
+                until(lambda name=name: "SuperNode ID" in shell.log(name), f"{name}:\n{shell.log(name)}")
+                nodes += 1
+            else:
+                shell.run(block)
+        yield shell, commands
+    finally:
+        shell.close()
+
+
+def test_the_guide_trains_a_model(guide: tuple[Shell, list[str]]) -> None:
+    shell, _ = guide
+    ledger = rounds(shell.folder / "run")
+    assert len(ledger) == 3 and not any(line["rejected"] for line in ledger)
+    assert ledger[-1]["accuracy"] > 1.5 * ledger[0]["accuracy"]
+    assert (shell.folder / "run" / "report.html").stat().st_size > 10_000
+
+
+def test_a_clients_own_budget_counts(guide: tuple[Shell, list[str]]) -> None:
+    """One client at 32x and one at 64x, as the guide has them."""
+    shell, _ = guide
+    for line in rounds(shell.folder / "run"):
+        raw = line["downlink_bytes"] / 2
+        assert 0.9 * (raw / 32 + raw / 64) < line["uplink_bytes"] <= raw / 32 + raw / 64
+
+
+def test_a_node_that_nobody_registered_is_refused(guide: tuple[Shell, list[str]]) -> None:
+    shell, commands = guide
+    shell.run('ssh-keygen -q -t ecdsa -b 384 -N "" -f stranger')
+    first = next(block for block in commands if block.startswith("flower-supernode"))
+    block = re.sub(r"--port \d+", f"--port {free_port()}", first.replace("private-key client0", "private-key stranger"))
+    shell.start(block, "stranger")
+    until(lambda: shell.running["stranger"].poll() is not None, "the stranger to be refused")
+    assert "Failed to activate SuperNode" in shell.log("stranger")
+
+
+def test_garbage_and_a_node_killed_in_a_round_do_not_stop_the_run(guide: tuple[Shell, list[str]]) -> None:
+    shell, commands = guide
+    app = shell.folder / "hostile"
+    shutil.copytree(shell.folder / "examples" / "flower-cifar10", app)
+    (app / "app.py").write_text(HOSTILE)
+    shell.run('ssh-keygen -q -t ecdsa -b 384 -N "" -f client2 && flwr supernode register client2.pub ours')
+    first = next(block for block in commands if block.startswith("flower-supernode"))
+    block = first.replace("private-key client0", "private-key client2").replace(
+        '"partition-id=0"', '"partition-id=2 hostile=true"'
+    )
+    shell.start(re.sub(r"--port \d+", f"--port {free_port()}", block), "client2")
+    until(lambda: "SuperNode ID" in shell.log("client2"), "client2")
+    run = next(block for block in commands if block.startswith("flwr run"))
+    run = run.replace("examples/flower-cifar10", "hostile").replace('out="run"', 'out="hostile-run"')
+    run = run.replace("clients=2 per-round=2", "clients=3 per-round=3")
+    shell.start(run, "run")
+    ledger = shell.folder / "hostile-run"
+    until(lambda: len(rounds(ledger)) >= 1, f"the first round:\n{shell.logs()}", 120)
+    shell.kill("client1")  # while the second round trains
+    until(lambda: (ledger / "model.safetensors").exists(), f"the end of the run:\n{shell.logs()}", 300)
+    lines = rounds(ledger)
+    assert len(lines) == 3 and lines[-1]["accuracy"] > 1.3 * lines[0]["accuracy"]
+    refused = [{each["client"]: each["reason"] for each in line["rejected"]} for line in lines]
+    assert all("magic" in reasons[2] for reasons in refused)
+    assert list(refused[0]) == [2] and refused[-1][1] == "no reply"

@@ -112,10 +112,10 @@ class Shell:
                 self.kill(name)
 
 
-def until(condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
+def until(shell: Shell, condition: Callable[[], bool], what: str, seconds: float = 90) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}"
+        assert time.monotonic() < end, f"waited {seconds:.0f} s for {what}\n{shell.logs()}"
         time.sleep(0.3)
 
 
@@ -156,11 +156,11 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, lis
             if block.startswith("flower-superlink"):
                 shell.start(block, "superlink")
                 port = int(re.search(r"--port (\d+)", block)[1])
-                until(lambda port=port: listens(port), "the SuperLink")
+                until(shell, lambda port=port: listens(port), "the SuperLink")
             elif block.startswith("flower-supernode"):
                 name = f"client{nodes}"
                 shell.start(block, name)
-                until(lambda name=name: "SuperNode ID" in shell.log(name), f"{name}:\n{shell.log(name)}")
+                until(shell, lambda name=name: "SuperNode ID" in shell.log(name), name)
                 nodes += 1
             else:
                 shell.run(block)
@@ -191,7 +191,7 @@ def test_a_node_that_nobody_registered_is_refused(guide: tuple[Shell, list[str]]
     first = next(block for block in commands if block.startswith("flower-supernode"))
     block = re.sub(r"--port \d+", f"--port {free_port()}", first.replace("private-key client0", "private-key stranger"))
     shell.start(block, "stranger")
-    until(lambda: shell.running["stranger"].poll() is not None, "the stranger to be refused")
+    until(shell, lambda: shell.running["stranger"].poll() is not None, "the stranger to be refused")
     assert "Failed to activate SuperNode" in shell.log("stranger")
 
 
@@ -206,15 +206,15 @@ def test_garbage_and_a_node_killed_in_a_round_do_not_stop_the_run(guide: tuple[S
         '"partition-id=0"', '"partition-id=2 hostile=true"'
     )
     shell.start(re.sub(r"--port \d+", f"--port {free_port()}", block), "client2")
-    until(lambda: "SuperNode ID" in shell.log("client2"), "client2")
+    until(shell, lambda: "SuperNode ID" in shell.log("client2"), "client2")
     run = next(block for block in commands if block.startswith("flwr run"))
     run = run.replace("examples/flower-cifar10", "hostile").replace('out="run"', 'out="hostile-run"')
     run = run.replace("clients=2 per-round=2", "clients=3 per-round=3")
     shell.start(run, "run")
     ledger = shell.folder / "hostile-run"
-    until(lambda: len(rounds(ledger)) >= 1, f"the first round:\n{shell.logs()}", 120)
+    until(shell, lambda: len(rounds(ledger)) >= 1, "the first round", 120)
     shell.kill("client1")  # while the second round trains
-    until(lambda: (ledger / "model.safetensors").exists(), f"the end of the run:\n{shell.logs()}", 300)
+    until(shell, lambda: (ledger / "model.safetensors").exists(), "the end of the run", 300)
     lines = rounds(ledger)
     assert len(lines) == 3 and lines[-1]["accuracy"] > 1.3 * lines[0]["accuracy"]
     refused = [{each["client"]: each["reason"] for each in line["rejected"]} for line in lines]

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,12 +127,28 @@ def _process(command: list[str], environment: dict[str, str], log: Path) -> Iter
     try:
         yield process
     finally:
-        for kind in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(process.pid, kind)
-                process.wait(GRACE)
-            except (ProcessLookupError, subprocess.TimeoutExpired):
-                continue
+        family = _family(process.pid)  # Flower gives some of them a session of their own, so that signals miss them
+        _signal(family, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        _signal(family, signal.SIGKILL)
+        process.wait()
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in (line.split() for line in listed.splitlines())}
+    found = [pid]
+    for member in found:  # grows as we go
+        found += [child for child, parent in parents.items() if parent == member]
+    return found
+
+
+def _signal(pids: list[int], kind: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, kind)
 
 
 def _tool(name: str) -> str:

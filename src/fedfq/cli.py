@@ -20,6 +20,7 @@ import fedfq
 from fedfq.bench import commands as bench_commands
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.federation import commands as federation_commands
+from fedfq.network.commands import plan
 from fedfq.report.commands import report
 from fedfq.reproduce.commands import reproduce
 from fedfq.tasks import commands as data_commands
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130
 DEFAULT_RATIO = 64.0
-EXTRAS = {"torch": "sim", "sklearn": "sim", "matplotlib": "report"}  # who brings what
+# Who brings what.
+EXTRAS = {"torch": "sim", "sklearn": "sim", "matplotlib": "report", "simpy": "plan", "flwr": "flower"}
 CARRIED = ("float16", "float32", "integer")  # kinds of sections that are not quantised
 
 
@@ -67,6 +69,7 @@ app.add_typer(bench_commands.app, name="bench")
 app.add_typer(data_commands.app, name="data")
 app.command()(report)
 app.command()(reproduce)
+app.command()(plan)
 
 
 def main() -> None:

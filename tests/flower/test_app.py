@@ -122,7 +122,8 @@ def test_a_run_in_flowers_simulation_is_nearly_the_inline_run(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_a_run_that_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_left_of_a_run_that_is_ended(tmp_path: Path, kind: signal.Signals, code: int) -> None:
     before = flower_processes()
     process = subprocess.Popen(
         fedfq(*DIGITS, "--rounds", "1000", "--out", "run"), cwd=tmp_path, stderr=subprocess.DEVNULL
@@ -131,8 +132,8 @@ def test_nothing_is_left_of_a_run_that_is_ended(tmp_path: Path) -> None:
     while not (tmp_path / "run" / "rounds.jsonl").exists():
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    process.send_signal(kind)
+    assert process.wait(60) == code
     while flower_processes() - before:
         assert time.monotonic() < end + 60, flower_processes() - before
         time.sleep(0.2)

@@ -119,4 +119,4 @@ def _trained_network(model: dict[str, Any]) -> dict[str, Any]:
 
 
 def _record(model: dict[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in model.items()})
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in model.items()})

@@ -234,7 +234,7 @@ class Ledger:
 
 
 def _record(tensors: Mapping[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in tensors.items()})
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in tensors.items()})
 
 
 def _tensors(record: ArrayRecord) -> dict[str, Any]:

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedfq.federation.commands import DataDir, Workers, machine, progress
+from fedfq.network.commands import TABLES as NETWORK
+from fedfq.network.commands import ByTensor, Clients, Downlink, Rounds, StepSeconds, network_table
 from fedfq.tasks import nearest
 
 if TYPE_CHECKING:
     from fedfq.reproduce.cells import Cell
     from fedfq.reproduce.results import Outcomes
 
-WHAT = ["table1", "table2", "figures"]
+WHAT = ["table1", "table2", *NETWORK, "figures"]
+OUT = Path("results/reproduce")
 FAILED = 1
 
 
 def reproduce(
-    what: Annotated[str, typer.Argument(metavar="table1|table2|figures", help="What to make.")],
+    what: Annotated[str, typer.Argument(metavar="table1|table2|table3|table4|figures", help="What to make.")],
     profile: Annotated[
         str, typer.Option(help="quick (about 8 hours on two cores, both tables) or paper (its setting).")
     ] = "quick",
@@ -32,17 +35,29 @@ def reproduce(
         ),
     ] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Default: 0. Repeatable; the spread is shown.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the runs, tables and figures.")] = Path("results/reproduce"),
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of what is made. Default: results/reproduce, or results/network for tables 3 and 4."),
+    ] = None,
     workers: Workers = None,
     data_dir: DataDir = None,
+    clients: Clients = None,
+    rounds: Rounds = None,
+    step_seconds: StepSeconds = None,
+    downlink: Downlink = "access",
+    by_tensor: ByTensor = False,
 ) -> None:
     """Run the paper's tables again, cell by cell, or draw the learning curves of what ran.
 
     Can be stopped at any moment: the next call goes on there. A cell that failed is shown with its reason, and tried
     again by the next call.
     """
+    if what in NETWORK:
+        network_table(what, out, clients, rounds, step_seconds, downlink, by_tensor)
+        return
     from fedfq.reproduce.cells import PROFILES, ROWS, TABLES, cells
 
+    out = out or OUT
     columns = PROFILES[_known("profile", profile, list(PROFILES))]
     _known("part", what, WHAT)
     if any(number < 0 for number in seed or []):

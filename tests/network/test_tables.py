@@ -1,0 +1,137 @@
+"""Tables 3 and 4 from measurements, the prediction beside them, and what is refused."""
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from fedfq.network import links
+from fedfq.network.measure import STEP_SECONDS, Cell, measure_cells, read, rounds_per_epoch
+from fedfq.network.tables import all_rows, write_tables
+from tests.network.test_links import needs_root
+from tests.test_cli import refused
+
+MB = 1_000_000
+
+
+def write_cell(out: Path, cell: Cell, seconds: list[float], uplink_bytes: float = 0.0) -> None:
+    line = {"stopped_s": 0.5, "delivery_s": 1.0, "encode_s": 0.1, "aggregate_s": 0.05, "downlink_bytes": 20 * MB}
+    rounds = [{"round": n, "round_s": s, "uplink_bytes": uplink_bytes, **line} for n, s in enumerate(seconds)]
+    path = cell.file(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"conditions": asdict(cell), "environment": {"flwr": "1.41.0"}, "rounds": rounds}))
+
+
+def example(out: Path, clients: int = 16) -> None:
+    write_cell(out, Cell("access", clients, "one-parameter"), [5.0, 5.2])
+    write_cell(out, Cell("access", clients, "fedavg"), [10.0, 10.4], 18.7 * MB)
+    write_cell(out, Cell("access", clients, "fedfq"), [5.6, 5.8], 0.6 * MB)
+
+
+def test_an_epoch_is_the_papers() -> None:
+    assert rounds_per_epoch(2) * 5 * STEP_SECONDS == pytest.approx(45.1)
+    assert rounds_per_epoch(16) == pytest.approx(9.77, abs=0.01)
+
+
+def test_a_row_tells_the_parts_of_a_round(tmp_path: Path) -> None:
+    example(tmp_path)
+    without, with_ = sorted(all_rows(tmp_path), key=lambda row: row.variant)
+    assert without.round_s == pytest.approx(10.2) and without.spread_s == pytest.approx(0.4 / 2**0.5)
+    assert without.fixed_s == pytest.approx(5.1 - 5 * STEP_SECONDS)
+    assert without.less_fixed_s == pytest.approx(10.2 - 5.1 + 5 * STEP_SECONDS)
+    assert without.uplink_s == pytest.approx(8 * 18.7 / 33)
+    assert with_.codec_share == pytest.approx(0.15 / 5.7)
+    assert without.epoch_s == pytest.approx(10.2 * 9.765625)
+
+
+def test_what_is_predicted_is_what_links_of_that_bandwidth_take(tmp_path: Path) -> None:
+    """16 models take 4.4 s through 33 Mbit/s and 0.44 s through 330; a part of it passes while others still pause."""
+    example(tmp_path)
+    rows = {row.variant: row for row in all_rows(tmp_path)}
+    assert 5.1 + 4.4 - 0.5 < rows["fedavg"].predicted_s < 5.1 + 4.4 + 0.44
+    assert 5.1 + 0.1 < rows["fedfq"].predicted_s < 5.1 + 0.1 + 0.44 + 0.02
+
+
+def test_tables_are_beside_the_papers_and_say_what_was_emulated(tmp_path: Path) -> None:
+    example(tmp_path)
+    written = {path.name: path.read_text() for path in write_tables(tmp_path)}
+    assert list(written) == ["table3.md", "table4.md", "prediction.md", "rows.json"]
+    assert "| 18.6 |" in written["table3.md"] and "| 9.42 |" in written["table4.md"]
+    assert "steps (emulated)" in written["table3.md"] and "Flower's fixed cost" in written["table3.md"]
+    assert "Measured: flwr 1.41.0." in written["table3.md"]
+    assert "31.2x shorter" in written["table4.md"]
+    assert "| 10.20 ± 0.28 |" in written["prediction.md"]
+
+
+def test_without_the_fixed_cost_there_is_no_row(tmp_path: Path) -> None:
+    write_cell(tmp_path, Cell("access", 4, "fedavg"), [6.0])
+    assert all_rows(tmp_path) == []
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+    example(tmp_path)
+    said: list[str] = []
+    measure_cells([Cell("access", 16, "fedfq"), Cell("access", 16, "fedavg")], tmp_path, said.append)
+    assert said == []
+
+
+def test_a_measurement_under_other_conditions_is_refused(tmp_path: Path) -> None:
+    example(tmp_path)
+    with pytest.raises(ValueError, match="other conditions"):
+        read(Cell("access", 16, "fedfq", step_seconds=0.2), tmp_path)
+
+
+def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
+    cell = Cell("access", 16, "fedfq")
+    example(tmp_path)
+    cell.file(tmp_path).write_text("{")
+    with pytest.raises(ValueError, match="16-fedfq.json: no measurement"):
+        read(cell, tmp_path)
+    with pytest.raises(ValueError, match="16-fedfq.json: no measurement"):
+        all_rows(tmp_path)
+
+
+# The command
+
+TABLE = ("reproduce", "table3", "--clients", "2", "--rounds", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--downlink", "fast"), "unknown downlink 'fast'; there are access, symmetric"),
+        (("--rounds", "0"), "clients and rounds must be at least 1"),
+        (("--clients", "0"), "clients and rounds must be at least 1"),
+        (("--step-seconds", "-1"), "a step takes from 0 to 3600 s"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    assert message in refused(*TABLE, "--out", tmp_path / "out", *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "need root" in refused(*TABLE, "--out", tmp_path)
+
+
+def test_without_tc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else f"/bin/{name}")
+    assert "the command tc is not there" in refused(*TABLE, "--out", tmp_path)
+
+
+@needs_root
+def test_with_a_namespace_in_the_way(tmp_path: Path) -> None:
+    name = f"fq{os.getpid()}-client1"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        said = refused(*TABLE, "--out", tmp_path)
+        assert f"{name} exists already" in said
+        assert [found for found in links._namespaces() if f"fq{os.getpid()}" in found] == [name]
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)

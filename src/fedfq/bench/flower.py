@@ -36,6 +36,9 @@ def run(quick: bool, say: Say) -> Row:
     for label, parameters, training in cases:
         say(f"a round in simulation: {label}")
         result["simulation"].append(simulation(label, parameters, training, 1 if quick else 2))
+    if os.geteuid() == 0:
+        say("bytes on the wire")
+        result["wire"] = [wire(offload) for offload in (True, False)]
     say("the server's memory")
     result["server_memory"] = [server_memory(1_000_000 if quick else 11_000_000)]
     return result
@@ -50,6 +53,25 @@ def simulation(label: str, parameters: int, training: bool, repeats: int) -> Row
         seconds = json.loads(out.read_text())
     best = {f"{name}_s": float(np.min(times)) for name, times in seconds.items()}
     return {"case": label, **best, "ratio": best["fedfq_s"] / best["fedavg_s"]}
+
+
+def wire(offload: bool) -> Row:
+    """What a client sends in a round: a million parameters in 100 tensors, by the counters of its link to the server.
+
+    With the acknowledgements of the model that it receives, and all of Flower's requests.
+    """
+    from fedfq.network.deployment import deployed
+    from fedfq.network.links import network
+
+    clients, fast = 2, 1000.0
+    settings = {"variant": "fedfq", "rounds": 4, "steps": 0, "step-seconds": 0.0, "ratio": RATIO, "tensors": 100}
+    with network(clients, fast, fast, offload=offload) as machines, deployed(machines) as deployment:
+        rounds = deployment.run(settings)[1:]
+    sent, payload = (
+        float(np.mean([each[key] for each in rounds])) / clients for key in ("uplink_bytes", "payload_bytes")
+    )
+    packets = "many as one, as network cards do" if offload else "one by one"
+    return {"packets": packets, "payload": payload, "sent": sent, "bar": 1.3 * payload + 25_000}
 
 
 SERVER_MEMORY = """

@@ -19,7 +19,7 @@ from fedfq.flower.mod import ORDER, fedfq_mod
 from fedfq.flower.strategy import Compressed
 
 HEIGHT, WIDTH = 512, 4096  # of a tensor of the made-up model
-RANK = 8
+RANK = 32
 
 
 def compress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -75,10 +75,12 @@ def _moved(model: dict[str, Any]) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def step(shape: tuple[int, int]) -> Any:
-    """An update with few strong directions, as real ones have."""
+    """An update as real ones are: directions that fade, rows that differ, and a rest with heavy tails."""
     rng = np.random.default_rng(1)
-    strong = rng.standard_normal((shape[0], RANK), np.float32) @ rng.standard_normal((RANK, shape[1]), np.float32)
-    return (1e-3 * (strong + rng.standard_normal(shape, np.float32))).astype(np.float32)
+    left, right = (rng.standard_normal((side, RANK), np.float32) for side in shape)
+    rows = rng.lognormal(0.0, 1.0, (shape[0], 1)).astype(np.float32)
+    rest = rng.standard_t(3, shape).astype(np.float32)
+    return 1e-3 * rows * (left @ (right / np.arange(1, RANK + 1, dtype=np.float32)).T + 0.2 * rest)
 
 
 # Ten real steps of SimpleCNN, on noise

@@ -213,12 +213,20 @@ def main(grid: Grid, context: Context) -> None:
     strategy: Strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
     if variant == "fedfq":
         strategy = Compressed(strategy)
-    model = {"weight": np.zeros(1, np.float32)} if variant == "one-parameter" else resnet20(0)
+    model = {"weight": np.zeros(1, np.float32)} if variant == "one-parameter" else _model(int(config["tensors"]))
     arrays = _record(flat(model) if variant == "fedavg" else model)
     with open(str(config["out"]), "a", buffering=1) as file:
         for round_ in range(1, int(config["rounds"]) + 1):
             arrays, line = measured_round(strategy, grid, arrays, round_)
             file.write(json.dumps(line) + "\n")
+
+
+def _model(tensors: int) -> dict[str, NDArray]:
+    """ResNet-20, or so many tensors of 10,000 entries."""
+    if tensors == 0:
+        return resnet20(0)
+    rng = np.random.default_rng(0)
+    return {f"layer{k}": rng.standard_normal((100, 100), np.float32) for k in range(tensors)}
 
 
 def measured_round(
@@ -232,7 +240,7 @@ def measured_round(
         raise RuntimeError(f"round {round_}: {len(failed)} of {len(replies)} clients failed: {failed[0].error.reason}")
     metrics: list[Any] = [reply.content["metrics"] for reply in replies]
     aggregation = time.time()
-    aggregated, _ = strategy.aggregate_train(round_, replies)
+    aggregated, summary = strategy.aggregate_train(round_, replies)
     if aggregated is None:
         raise RuntimeError(f"round {round_}: no reply could be used")
     ended, (received_now, sent_now) = time.time(), counters()
@@ -246,6 +254,7 @@ def measured_round(
         "aggregate_s": ended - aggregation,
         "uplink_bytes": received_now - received,
         "downlink_bytes": sent_now - sent,
+        "payload_bytes": None if summary is None else summary.get("fedfq-bytes"),
     }
 
 

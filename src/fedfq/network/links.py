@@ -56,8 +56,14 @@ class Network:
 
 
 @contextmanager
-def network(clients: int, uplink_mbps: float, downlink_mbps: float, prefix: str | None = None) -> Iterator[Network]:
-    """Build the machines and their links, and take all of it away again, with every process that still runs there."""
+def network(
+    clients: int, uplink_mbps: float, downlink_mbps: float, prefix: str | None = None, offload: bool = False
+) -> Iterator[Network]:
+    """Build the machines and their links, and take all of it away again, with every process that still runs there.
+
+    With `offload` the kernel passes many packets on as one, as network cards do: there are fewer acknowledgements then,
+    and counters miss headers. Without, every packet is by itself, as on the wire.
+    """
     if not 1 <= clients <= MOST_CLIENTS:
         raise ValueError(f"the number of clients must be from 1 to {MOST_CLIENTS}, got {clients}")
     if not (uplink_mbps > 0 and downlink_mbps > 0):
@@ -66,7 +72,7 @@ def network(clients: int, uplink_mbps: float, downlink_mbps: float, prefix: str 
     refuse_if_impossible(net)
     with ending_by_signal():
         try:
-            _build(net, uplink_mbps, downlink_mbps)
+            _build(net, uplink_mbps, downlink_mbps, offload)
             yield net
         finally:
             with undisturbed():
@@ -112,25 +118,25 @@ def refuse_if_impossible(net: Network) -> None:
         raise ValueError(f"the network namespace {name} exists already: `ip netns delete {name}` removes it")
 
 
-def _build(net: Network, uplink_mbps: float, downlink_mbps: float) -> None:
+def _build(net: Network, uplink_mbps: float, downlink_mbps: float, offload: bool) -> None:
     for namespace in net.namespaces:
         _run("ip", "netns", "add", namespace)
         _in(namespace, "link set lo up")
     _in(net.switch, "link add bridge type bridge forward_delay 0 mcast_snooping 0")
     _in(net.switch, "link set bridge up")
-    _plug_in(net, net.server, "server", SERVER_ADDRESS)
+    _plug_in(net, net.server, "server", SERVER_ADDRESS, offload)
     for number in range(net.clients):
-        _plug_in(net, net.client(number), f"client{number}", f"10.0.0.{10 + number}")
+        _plug_in(net, net.client(number), f"client{number}", f"10.0.0.{10 + number}", offload)
     _shape(net.switch, "server", uplink_mbps)
     _shape(net.server, INTERFACE, downlink_mbps)
 
 
-def _plug_in(net: Network, namespace: str, port: str, address: str) -> None:
+def _plug_in(net: Network, namespace: str, port: str, address: str, offload: bool) -> None:
     """A cable from a machine to the switch, made inside the switch so that it never is in the host's namespace."""
     _in(net.switch, f"link add {port} type veth peer name {INTERFACE} netns {namespace}")
     for where, end in ((net.switch, port), (namespace, INTERFACE)):
-        # One packet at a time: else counters miss the headers of what the kernel sends in one piece.
-        _in(where, f"link set {end} gso_max_segs 1")
+        if not offload:
+            _in(where, f"link set {end} gso_max_segs 1")
         _in(where, f"link set {end} up")
     _in(net.switch, f"link set {port} master bridge")
     _in(namespace, f"addr add {address}/24 dev {INTERFACE}")

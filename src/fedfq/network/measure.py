@@ -113,6 +113,7 @@ def measure(cell: Cell) -> list[dict[str, Any]]:
         "steps": STEPS,
         "step-seconds": cell.step_seconds,
         "ratio": RATIO,
+        "tensors": 0,  # ResNet-20's
     }
     with network(cell.clients, UPLINK_MBPS, cell.downlink_mbps) as machines, deployed(machines) as deployment:
         return deployment.run(config)[WARM_UP:]

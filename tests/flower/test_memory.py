@@ -1,11 +1,14 @@
 """A client's memory: in Flower's context, or on disk."""
 
+import os
+import time
+
 import numpy as np
 import pytest
 
 from fedfq.flower.arrays import digest, pack
 from fedfq.flower.memory import COPIES, LARGEST_STATE, InState, OnDisk, memory_of
-from tests.flower.local import context, record
+from tests.flower.local import RUN, context, record
 from tests.updates import assert_identical
 
 RESIDUAL = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float32)}
@@ -61,3 +64,15 @@ def test_damaged_files_are_as_good_as_none(flower_home):
     assert memory.residual(1) == {}
     assert memory.initial(name) is None
     assert not memory.has_initial(name)
+
+
+def test_folders_of_runs_that_are_over_are_cleared_away(flower_home):
+    old, recent = (flower_home / "fedfq" / name for name in ("3", "4"))
+    for folder, age in ((old, 8), (recent, 6)):
+        folder.mkdir(parents=True)
+        (folder / "1-5.safetensors").write_bytes(b"")
+        then = time.time() - age * 24 * 3600
+        os.utime(folder, (then, then))
+    OnDisk(context(1)).keep_residual(1, {"w": np.ones(3, np.float32)}, 0)
+    assert not old.exists() and recent.exists()
+    assert (flower_home / "fedfq" / str(RUN)).is_dir()

@@ -1,9 +1,10 @@
 """What a client keeps between two rounds: its error-feedback memory, and the initial model of the shared basis.
 
-A small model's memory is in the `state` of Flower's context, which lasts as long as the run and the SuperNode do. In
-deployment a state beyond about 100 MB is lost without a word; so a large model's memory is on the client's disk, in
-`$FLWR_HOME/fedfq/<run>/` (`~/.flwr/fedfq/<run>/`), where it also survives a SuperNode that restarts under the same node
-id. Delete the folder when the run is over.
+A small model's memory is in the `state` of Flower's context, which lasts as long as the run and the SuperNode do, and
+is passed to and fro with every message (beyond about 100 MB it is lost without a word). That of all others is on the
+client's disk, in `$FLWR_HOME/fedfq/<run>/` (`~/.flwr/fedfq/<run>/`), where it also survives a SuperNode that restarts
+under the same node id. Nobody tells a client that a run is over: a run's folder is removed by the first client of a
+later run on this machine that finds it untouched for a week.
 
 A residual is named after the round that it was left over from. The server says which of the node's replies it accepted
 last; the residual of that round is the one to go on with, whatever came after it.
@@ -12,8 +13,11 @@ last; the residual of that round is the one to go on with, whatever came after i
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from logging import WARNING
 from pathlib import Path
 
@@ -25,8 +29,9 @@ from fedfq.files import read_tensors, write_bytes, write_tensors
 from . import arrays
 from .arrays import MODEL, NDArray, blob, views
 
-LARGEST_STATE = 50_000_000
+LARGEST_STATE = 1_000_000  # bytes: Flower passes it to and fro with every message
 COPIES = 3  # residuals of two rounds and the initial model
+FORGOTTEN_S = 7 * 24 * 3600.0  # a run whose folder nobody has written to for so long is over
 
 
 def memory_of(context: Context, model_bytes: int) -> Memory:
@@ -93,6 +98,16 @@ class OnDisk(Memory):
         self._folder = home / "fedfq" / str(context.run_id)
         self._node = context.node_id
 
+    def _make_folder(self) -> None:
+        """The run's folder. Who makes it clears away those of runs that are over."""
+        if self._folder.exists():
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for other in self._folder.parent.iterdir():
+            with suppress(OSError):  # another client may be at it
+                if other.is_dir() and time.time() - other.stat().st_mtime > FORGOTTEN_S:
+                    shutil.rmtree(other)
+
     def has_initial(self, digest: str) -> bool:
         return self._initial(digest).exists()
 
@@ -106,7 +121,7 @@ class OnDisk(Memory):
 
     def keep_initial(self, digest: str, packed: Array) -> None:
         if not self.has_initial(digest):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             write_bytes(self._initial(digest), packed.data)
 
     def residual(self, round_: int) -> dict[str, NDArray]:
@@ -118,7 +133,7 @@ class OnDisk(Memory):
             return {}
 
     def keep_residual(self, round_: int, residual: Mapping[str, NDArray], accepted: int) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         write_tensors(self._residual(round_), residual)
         kept = {self._residual(round_), self._residual(accepted)}
         for path in self._folder.glob(f"{self._node}-*.safetensors"):

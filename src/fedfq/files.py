@@ -33,11 +33,14 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
         return _read_safetensors(file, path) if suffix(path) == ".safetensors" else _read_npz(file, path)
 
 
-def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array]) -> None:
-    """Write tensors in the format that the suffix names. On failure, what was there before is still there."""
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, durable: bool = True) -> None:
+    """Write tensors in the format that the suffix names. On failure, what was there before is still there.
+
+    What is not `durable` survives the end of the process, but perhaps not that of the machine; it takes less time.
+    """
     path = Path(path)
     write = _write_safetensors if suffix(path) == ".safetensors" else _write_npz
-    _write_whole(path, lambda file: write(file, tensors, path))
+    _write_whole(path, lambda file: write(file, tensors, path), durable)
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -53,8 +56,8 @@ def suffix(path: str | os.PathLike[str]) -> str:
     return found
 
 
-def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write to a temporary file beside `path`, and rename it when every byte is on the disk."""
+def _write_whole(path: Path, write: Callable[[BinaryIO], Any], durable: bool = True) -> None:
+    """Write to a temporary file beside `path`, and rename it when every byte is written (`durable`: on the disk)."""
     target = Path(os.path.realpath(path))  # behind a symbolic link, replace the file and not the link
     if target.exists() and not target.is_file():
         raise ValueError(f"{path}: exists and is not a regular file")
@@ -62,8 +65,9 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
     try:
         with open(temporary, "xb") as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
         os.replace(temporary, target)
     except OSError as error:  # name the file that was asked for
         raise OSError(error.errno, error.strerror, str(path)) from error

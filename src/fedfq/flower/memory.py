@@ -1,7 +1,7 @@
 """What a client keeps between two rounds: its error-feedback memory, and the initial model of the shared basis.
 
 A small model's memory is in the `state` of Flower's context, which lasts as long as the run and the SuperNode do, and
-is passed to and fro with every message (beyond about 100 MB it is lost without a word). That of all others is on the
+is passed to and fro with every message; beyond about 100 MB it is lost without a word. A large model's is on the
 client's disk, in `$FLWR_HOME/fedfq/<run>/` (`~/.flwr/fedfq/<run>/`), where it also survives a SuperNode that restarts
 under the same node id. Nobody tells a client that a run is over: a run's folder is removed by the first client of a
 later run on this machine that finds it untouched for a week.
@@ -29,7 +29,7 @@ from fedfq.files import read_tensors, write_bytes, write_tensors
 from . import arrays
 from .arrays import MODEL, NDArray, blob, views
 
-LARGEST_STATE = 1_000_000  # bytes: Flower passes it to and fro with every message
+LARGEST_STATE = 50_000_000
 COPIES = 3  # residuals of two rounds and the initial model
 FORGOTTEN_S = 7 * 24 * 3600.0  # a run whose folder nobody has written to for so long is over
 
@@ -134,7 +134,7 @@ class OnDisk(Memory):
 
     def keep_residual(self, round_: int, residual: Mapping[str, NDArray], accepted: int) -> None:
         self._make_folder()
-        write_tensors(self._residual(round_), residual)
+        write_tensors(self._residual(round_), residual, durable=False)  # losing it costs an update's rest, no more
         kept = {self._residual(round_), self._residual(accepted)}
         for path in self._folder.glob(f"{self._node}-*.safetensors"):
             if path not in kept:

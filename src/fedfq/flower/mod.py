@@ -46,8 +46,8 @@ def fedfq_mod(
 
     basis           "shared": factors in the directions in which the model has moved so far, which both sides derive
                     from the initial model (sent to a node once); "adaptive" and "identity" as in `Codec`
-    error_feedback  add what one payload left out to the next one; it is kept in `context.state` or, unless the
-                    model is tiny, on disk (`memory.py`)
+    error_feedback  add what one payload left out to the next one; it is kept in `context.state` or, for models beyond
+                    16 MB, on disk (`memory.py`)
     gain            as in `Codec`
     seed            of the random numbers with which factors are sought; it need not differ between clients
 

@@ -15,6 +15,7 @@ from fedfq.federation.config import Config
 from fedfq.federation.loop import sample
 from fedfq.flower import Compressed, app
 from tests.flower.local import LocalGrid, record
+from tests.network.test_links import heed_signals
 
 SETTINGS = {"task": "digits", "clients": 4, "per_round": 3, "local_steps": 2, "rounds": 3, "eval_every": 1}
 
@@ -125,15 +126,17 @@ def test_a_run_in_flowers_simulation_is_nearly_the_inline_run(tmp_path: Path) ->
 @pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_nothing_is_left_of_a_run_that_is_ended(tmp_path: Path, kind: signal.Signals, code: int) -> None:
     before = flower_processes()
-    process = subprocess.Popen(
-        fedfq(*DIGITS, "--rounds", "1000", "--out", "run"), cwd=tmp_path, stderr=subprocess.DEVNULL
-    )
+    command = fedfq(*DIGITS, "--rounds", "1000", "--out", "run")
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, preexec_fn=heed_signals)
     end = time.monotonic() + 120
     while not (tmp_path / "run" / "rounds.jsonl").exists():
         assert time.monotonic() < end and process.poll() is None
         time.sleep(0.2)
     process.send_signal(kind)
-    assert process.wait(60) == code
+    try:
+        assert process.wait(60) == code
+    finally:
+        process.kill()
     while flower_processes() - before:
         assert time.monotonic() < end + 60, flower_processes() - before
         time.sleep(0.2)

@@ -23,8 +23,10 @@ STAND_IN = """\
 #!{python} -IS
 import json, os, socket, sys
 
+folder, name = os.path.split(os.environ["{socket}"])
+os.chdir(folder)  # a socket's path must be short
 with socket.socket(socket.AF_UNIX) as connection:
-    connection.connect(os.environ["{socket}"])
+    connection.connect(name)
     connection.sendall(json.dumps([sys.argv, dict(os.environ)]).encode())
     connection.shutdown(socket.SHUT_WR)
     connection.recv(1)  # until the fork has ended
@@ -49,8 +51,10 @@ def serve(path: str) -> None:
     exercise()
     httpx.Client().close()  # loads what Flower's connections need
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    folder, name = os.path.split(path)
+    os.chdir(folder)  # a socket's path must be short
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(path)
+        listening.bind(name)
         listening.listen(256)
         while True:
             connection, _ = listening.accept()

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
+from fedfq.flower.arrays import record, tensors
 from fedfq.flower.mod import ORDER, fedfq_mod
 from fedfq.flower.strategy import Compressed
 
@@ -35,17 +36,17 @@ server = ServerApp()
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
-    model = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+    model = tensors(message.content.array_records["arrays"])
     trained = _trained_network(model) if context.run_config["training"] else _moved(model)
     metrics = MetricRecord({"num-examples": 1})
-    return Message(RecordDict({"arrays": _record(trained), "metrics": metrics}), reply_to=message)
+    return Message(RecordDict({"arrays": record(trained), "metrics": metrics}), reply_to=message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Seconds a round, the first of each kind left out: it loads and compiles."""
     config = context.run_config
-    model = _record(_network_state() if config["training"] else made_up(int(config["parameters"])))
+    model = record(_network_state() if config["training"] else made_up(int(config["parameters"])))
     seconds: dict[str, list[float]] = {"fedavg": [], "fedfq": []}
     for _ in range(int(config["repeats"])):
         for name, strategy in (("fedavg", _fedavg()), ("fedfq", Compressed(_fedavg()))):
@@ -118,7 +119,3 @@ def _trained_network(model: dict[str, Any]) -> dict[str, Any]:
         functional.cross_entropy(network(x), y).backward()
         optimizer.step()
     return state(network)
-
-
-def _record(model: dict[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in model.items()})

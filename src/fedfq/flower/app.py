@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
@@ -29,8 +29,9 @@ from fedfq.federation.clients import ENCODING, TRAINING, random
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
+from fedfq.flower.arrays import record, size, tensors
 from fedfq.flower.mod import fedfq_mod
-from fedfq.flower.strategy import Compressed
+from fedfq.flower.strategy import Arrivals, Compressed
 from fedfq.tasks.task import Data, Task, evaluate
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
@@ -102,7 +103,7 @@ def train(message: Message, context: Context) -> Message:
     config = configuration(context.run_config)
     task, data, shards, model = world(config, context.run_config)
     number, round_ = _number(context), int(_config(message)["server-round"])
-    theta = _tensors(message.content.array_records["arrays"])
+    theta = tensors(message.content.array_records["arrays"])
     how = LocalTraining(
         config.local_steps, config.local_epochs, config.batch_size, config.lr * config.lr_decay ** (round_ - 1)
     )
@@ -110,7 +111,7 @@ def train(message: Message, context: Context) -> Message:
     _, loss = local_sgd(model, theta, task, data.train, shards[number], how, rng)
     weight = len(shards[number]) if config.weighting == "samples" else 1
     metrics = MetricRecord({"num-examples": weight, "train-loss": loss})
-    return Message(RecordDict({"arrays": _record(state(model)), "metrics": metrics}), reply_to=message)
+    return Message(RecordDict({"arrays": record(state(model)), "metrics": metrics}), reply_to=message)
 
 
 @client.query()
@@ -133,12 +134,10 @@ def main(grid: Grid, context: Context) -> None:
     folder.refuse_if_taken()
     nodes = find_clients(grid, config.clients)
     folder.begin(config, engine="flower", flwr=version("flwr"))
-    strategy: Any = Sampled(config, nodes)
-    if config.method == "fedfq":
-        strategy = Compressed(strategy)
+    strategy = Compressed(Sampled(config, nodes)) if config.method == "fedfq" else Counted(config, nodes)
     ledger = Ledger(config, folder, task, data, model, strategy, nodes)
-    result = strategy.start(grid, _record(state(model)), config.rounds, evaluate_fn=ledger.after_round)
-    folder.finish(_tensors(result.arrays), None)
+    result = strategy.start(grid, record(state(model)), config.rounds, evaluate_fn=ledger.after_round)
+    folder.finish(tensors(result.arrays), None)
 
 
 def find_clients(grid: Grid, count: int) -> list[int]:
@@ -172,9 +171,24 @@ class Sampled(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         config["server-round"] = server_round
-        record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         chosen = [self.nodes[number] for number in sample(self.config, server_round)]
-        return self._construct_messages(record, chosen, MessageType.TRAIN)
+        return self._construct_messages(content, chosen, MessageType.TRAIN)
+
+
+class Counted(Sampled):
+    """Without compression: counts what came in, as `Compressed` does."""
+
+    last = Arrivals(0, 0, [], [])
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        replies = list(replies)
+        arrived = [reply for reply in replies if reply.has_content()]
+        nodes = [reply.metadata.src_node_id for reply in arrived]
+        self.last = Arrivals(self.config.per_round, sum(size(reply.content) for reply in arrived), nodes, [])
+        return super().aggregate_train(server_round, replies)
 
 
 class Ledger:
@@ -187,7 +201,7 @@ class Ledger:
         task: Task,
         data: Data,
         model: nn.Module,
-        strategy: FedAvg | Compressed,
+        strategy: Counted | Compressed,
         nodes: list[int],
     ) -> None:
         self.config = config
@@ -206,11 +220,9 @@ class Ledger:
         accuracy, loss = self._evaluate(round_, arrays)
         model_bytes = sum(tensor.nbytes for tensor in self.model.state_dict().values())
         chosen = sample(self.config, round_)
-        uplink, reasons = model_bytes * len(chosen), {}
-        if isinstance(self.strategy, Compressed):
-            uplink, accepted, dropped = self.strategy.last
-            reasons = dict.fromkeys(set(chosen) - {self.numbers[node] for node in accepted}, "no reply")
-            reasons |= {self.numbers[node]: reason for node, reason in dropped}
+        models, uplink, accepted, dropped = self.strategy.last
+        reasons = dict.fromkeys(set(chosen) - {self.numbers[node] for node in accepted}, "no reply")
+        reasons |= {self.numbers[node]: reason for node, reason in dropped}
         line = {
             "round": round_,
             "accuracy": accuracy,
@@ -218,7 +230,7 @@ class Ledger:
             "train_loss": None,
             "clients": chosen,
             "uplink_bytes": uplink,
-            "downlink_bytes": model_bytes * len(chosen),
+            "downlink_bytes": model_bytes * models,
             "claimed_bits": 8 * uplink,
             "rejected": [{"client": number, "reason": reason} for number, reason in sorted(reasons.items())],
         }
@@ -228,17 +240,9 @@ class Ledger:
     def _evaluate(self, round_: int, arrays: ArrayRecord) -> tuple[float | None, float | None]:
         if round_ % self.config.eval_every and round_ != self.config.rounds:
             return None, None
-        load(self.model, _tensors(arrays))
+        load(self.model, tensors(arrays))
         accuracy, loss = evaluate(self.model, self.task, self.data.test)
         return accuracy, loss if np.isfinite(loss) else None
-
-
-def _record(tensors: Mapping[str, Any]) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in tensors.items()})
-
-
-def _tensors(record: ArrayRecord) -> dict[str, Any]:
-    return {name: array.numpy() for name, array in record.items()}
 
 
 def _config(message: Message) -> Any:

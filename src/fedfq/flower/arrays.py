@@ -15,7 +15,7 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 
@@ -27,6 +27,20 @@ MODEL = "fedfq.model.v1 (to read it, add fedfq.flower.fedfq_mod() to the mods of
 
 ALIGNED = 64
 LONGEST_HEADER = 10_100  # of an .npy file: numpy reads 10,000 bytes at most
+
+
+def record(tensors: Mapping[str, Any]) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(value, order="C")) for name, value in tensors.items()})
+
+
+def tensors(record: Mapping[str, Array]) -> dict[str, NDArray]:
+    """Copies of the tensors."""
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def size(content: RecordDict) -> int:
+    """Bytes of all Arrays in a message."""
+    return sum(len(array.data) for record in content.array_records.values() for array in record.values())
 
 
 def blob(data: bytes, stype: str) -> Array:

@@ -288,8 +288,8 @@ def _floats(update: Mapping[str, NDArray]) -> list[str]:
 
 def _share(left_out: list[NDArray], update: Mapping[str, NDArray], memory: Mapping[str, NDArray]) -> float:
     """||left out||^2 / ||update + memory||^2."""
-    wanted = [update[name] + memory[name] if name in memory else update[name] for name in _floats(update)]
-    energy = sum(_energy(array) for array in wanted)
+    wanted = (update[name] + memory[name] if name in memory else update[name] for name in _floats(update))
+    energy = sum(_energy(array) for array in wanted)  # one tensor's copy at a time
     return sum(_energy(array) for array in left_out) / energy if energy else 0.0
 
 

@@ -29,7 +29,7 @@ from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.codec.layout import raw_bytes, specs
 from fedfq.codec.shared import SharedBasis
 
-from .arrays import UPDATE, Decoded, NDArray, as_dtype, digest, moved, pack, packed_views, views
+from .arrays import UPDATE, Decoded, NDArray, as_dtype, digest, moved, pack, packed_views, size, views
 from .mod import BYTES, NMSE, ORDER, RATIO, SETTLED, Order, derive
 
 DROPPED = "fedfq-dropped"
@@ -75,7 +75,8 @@ class Compressed(Strategy):
         self._settled: set[int] = set()  # nodes that have it, or do not want it
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
         self._round: _Round | None = None  # between configure_train and aggregate_train
-        self.last = Arrivals(0, [], [])
+        self._models = 0  # that were sent in this round
+        self.last = Arrivals(0, 0, [], [])
 
     def summary(self) -> None:
         log(INFO, "\t├──> fedfq: payloads from the clients, one packed Array to them")
@@ -102,9 +103,11 @@ class Compressed(Strategy):
         alone = both = ArrayRecord({"model": packed})
         if self._initial is not None and model_digest != self._initial_digest:
             both = ArrayRecord({"model": packed, "initial": self._initial})
+        self._models = 0
         for message in messages:  # they share one content; what differs from node to node is small
             node = message.metadata.dst_node_id
             record = alone if node in self._settled else both
+            self._models += len(record)
             order = Order(server_round, self._accepted.get(node, 0), model_digest, self._initial_digest)
             message.content = RecordDict({**message.content, key: record, ORDER: ConfigRecord(order._asdict())})
         return messages
@@ -123,6 +126,7 @@ class Compressed(Strategy):
             if reply.has_error():
                 passed.append(reply)
                 continue
+            ledger.sent(reply.content)
             try:
                 answers.append((reply, _read(reply.content, _weight_key(self.strategy))))
             except Unusable as error:
@@ -130,7 +134,6 @@ class Compressed(Strategy):
         usual = _usual_metrics([answer for _, answer in answers])
         for reply, answer in answers:
             node = reply.metadata.src_node_id
-            ledger.sent(answer)
             try:
                 answer.check(usual)
                 record = take(round_, answer)
@@ -147,7 +150,7 @@ class Compressed(Strategy):
             arrays = round_.averaged() if _averages(self.strategy) else round_.with_dtypes(arrays)
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
         self._settled = (self._settled | ledger.settled) - ledger.unsettled
-        self.last = ledger.arrivals()
+        self.last = ledger.arrivals(self._models)
         return arrays, ledger.metrics(metrics)
 
     def configure_evaluate(
@@ -161,9 +164,10 @@ class Compressed(Strategy):
 
 
 class Arrivals(NamedTuple):
-    """What came in in the last round."""
+    """What went out and came in in the last round."""
 
-    uplink_bytes: int  # of all payloads, those of dropped replies too
+    models: int  # that were sent: one a node, and the initial one where it was sent as well
+    uplink_bytes: int  # of all Arrays that came in, those of dropped replies too
     accepted: list[int]  # nodes
     dropped: list[tuple[int, str]]  # nodes, and why
 
@@ -294,8 +298,8 @@ class _Ledger:
         self.settled: set[int] = set()
         self.unsettled: set[int] = set()
 
-    def sent(self, answer: _Answer) -> None:
-        self._sizes.append(len(answer.payload))
+    def sent(self, content: RecordDict) -> None:
+        self._sizes.append(size(content))
 
     def accept(self, node: int, answer: _Answer) -> None:
         self.accepted.append(node)
@@ -309,9 +313,9 @@ class _Ledger:
         if reason == "basis":  # perhaps it has another initial model
             self.unsettled.add(node)
 
-    def arrivals(self) -> Arrivals:
+    def arrivals(self, models: int) -> Arrivals:
         dropped = [(node, f"{reason}: {message}") for node, reason, message in self._dropped]
-        return Arrivals(sum(self._sizes), self.accepted, dropped)
+        return Arrivals(models, sum(self._sizes), self.accepted, dropped)
 
     def metrics(self, own: MetricRecord | None) -> MetricRecord:
         """The strategy's metrics and ours."""

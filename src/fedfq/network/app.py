@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.serverapp import Grid, ServerApp
@@ -32,6 +32,7 @@ from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator
 from fedfq.codec.shared import SharedBasis
 from fedfq.flower import Compressed, fedfq_mod
+from fedfq.flower.arrays import record, tensors
 from fedfq.network.links import counters
 
 NDArray = np.ndarray[Any, Any]
@@ -186,19 +187,15 @@ client = ClientApp(mods=[paced, compress])
 def train(message: Message, context: Context) -> Message:
     cpu = time.process_time()
     round_, number = _whose(message, context)
-    theta = {name: array.numpy() for name, array in message.content.array_records["arrays"].items()}
+    theta = tensors(message.content.array_records["arrays"])
     steps = int(context.run_config["steps"])
     if list(theta) == ["model"]:
         new = flat(trained(unflat(theta["model"], resnet20(0)), round_, number, steps))
     else:
         new = trained(theta, round_, number, steps)
-    record = _record(new)
+    made = record(new)
     metrics = MetricRecord({"num-examples": 1, "app-cpu-s": time.process_time() - cpu})
-    return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
-
-
-def _record(tensors: Mapping[str, NDArray]) -> ArrayRecord:
-    return ArrayRecord({name: Array(value) for name, value in tensors.items()})
+    return Message(RecordDict({"arrays": made, "metrics": metrics}), reply_to=message)
 
 
 # The server
@@ -214,7 +211,7 @@ def main(grid: Grid, context: Context) -> None:
     if variant == "fedfq":
         strategy = Compressed(strategy)
     model = {"weight": np.zeros(1, np.float32)} if variant == "one-parameter" else _model(int(config["tensors"]))
-    arrays = _record(flat(model) if variant == "fedavg" else model)
+    arrays = record(flat(model) if variant == "fedavg" else model)
     with open(str(config["out"]), "a", buffering=1) as file:
         for round_ in range(1, int(config["rounds"]) + 1):
             arrays, line = measured_round(strategy, grid, arrays, round_)

@@ -43,7 +43,7 @@ def test_an_app_that_fails_ends_with_its_reason_and_leaves_nothing_behind() -> N
         network(1, 33, 330) as net,
         deployed(net) as deployment,
     ):
-        config = {"variant": "one-parameter", "rounds": 1, "steps": 1, "step-seconds": "soon", "ratio": RATIO}
+        config = {"variant": "one-parameter", "rounds": 1, "steps": 1, "step-seconds": "soon", "slow-motion": 1.0}
         deployment.run(config)
     assert left_behind() == []
 

@@ -11,7 +11,7 @@ import pytest
 
 from fedfq.network import links
 from fedfq.network.measure import STEP_SECONDS, Cell, measure_cells, read, rounds_per_epoch
-from fedfq.network.tables import all_rows, write_tables
+from fedfq.network.tables import all_rows, predicted, write_tables
 from tests.network.test_links import needs_root
 from tests.test_cli import refused
 
@@ -20,6 +20,7 @@ MB = 1_000_000
 
 def write_cell(out: Path, cell: Cell, seconds: list[float], uplink_bytes: float = 0.0) -> None:
     line = {"stopped_s": 0.5, "delivery_s": 1.0, "encode_s": 0.1, "aggregate_s": 0.05, "downlink_bytes": 20 * MB}
+    line["flower_s"] = 2.0
     rounds = [{"round": n, "round_s": s, "uplink_bytes": uplink_bytes, **line} for n, s in enumerate(seconds)]
     path = cell.file(out)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -54,6 +55,25 @@ def test_what_is_predicted_is_what_links_of_that_bandwidth_take(tmp_path: Path) 
     rows = {row.variant: row for row in all_rows(tmp_path)}
     assert 5.1 + 4.4 - 0.5 < rows["fedavg"].predicted_s < 5.1 + 4.4 + 0.44
     assert 5.1 + 0.1 < rows["fedfq"].predicted_s < 5.1 + 0.1 + 0.44 + 0.02
+
+
+def test_no_link_is_predicted_to_be_faster_than_the_cores_pass_its_bytes_on(tmp_path: Path) -> None:
+    example(tmp_path)
+    (row,) = (row for row in all_rows(tmp_path) if row.variant == "fedfq")
+    slow = predicted(row._replace(flower_s=row.flower_fixed_s + 1.0))  # 20.6 MB in a second: 165 Mbit/s instead of 330
+    assert 0.3 < slow - row.predicted_s < 0.5
+
+
+def test_slow_motion_is_taken_out_of_what_the_tables_say(tmp_path: Path) -> None:
+    example(tmp_path)
+    write_cell(tmp_path, Cell("access", 16, "one-parameter", slow_motion=4), [20.0, 20.8])
+    write_cell(tmp_path, Cell("access", 16, "fedavg", slow_motion=4), [40.0, 41.6], 18.7 * MB)
+    rows = {(row.slow_motion, row.variant): row for row in all_rows(tmp_path)}
+    real, slow = rows[1, "fedavg"], rows[4, "fedavg"]
+    assert slow.round_s == pytest.approx(real.round_s) and slow.spread_s == pytest.approx(real.spread_s)
+    assert slow.fixed_s == pytest.approx(real.fixed_s) and slow.encode_s == real.encode_s
+    written = {path.name: path.read_text() for path in write_tables(tmp_path)}
+    assert "**Downlink ten times the uplink, in 4 times slow motion**" in written["table3.md"]
 
 
 def test_tables_are_beside_the_papers_and_say_what_was_emulated(tmp_path: Path) -> None:
@@ -107,6 +127,7 @@ TABLE = ("reproduce", "table3", "--clients", "2", "--rounds", "1")
         (("--rounds", "0"), "clients and rounds must be at least 1"),
         (("--clients", "0"), "clients and rounds must be at least 1"),
         (("--step-seconds", "-1"), "a step takes from 0 to 3600 s"),
+        (("--slow-motion", "0.5"), "slow motion is from 1 to 100 times slower, got 0.5"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def wire(offload: bool) -> Row:
     from fedfq.network.links import network
 
     clients, fast = 2, 1000.0
-    settings = {"variant": "fedfq", "rounds": 8, "steps": 0, "step-seconds": 0.0, "ratio": WIRE_RATIO, "tensors": 100}
+    settings = {"variant": "fedfq", "rounds": 8, "ratio": WIRE_RATIO, "tensors": 100}
+    settings |= {"steps": 0, "step-seconds": 0.0, "slow-motion": 1.0}
     with network(clients, fast, fast, offload=offload) as machines, deployed(machines) as deployment:
         rounds = deployment.run(settings)[1:]
     sent, payload = (

@@ -14,10 +14,12 @@ No PyTorch in here: it would only take memory.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -134,27 +136,38 @@ def exercise() -> None:
 def paced(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Make a client as fast as one with a machine of its own.
 
-    All clients come here with the model, and do what is real: make the update, encode it. That the cores do it for one
-    after the other is not for the clock, which stands still until all are done. Then they wait together, each for its
-    emulated steps and for the seconds of a core that its encoding took; and so they upload together.
+    All clients come here with the model, and do what is real, one after the other: make the update, encode it. The
+    clock stands still until all are done. Then they wait together, each for its emulated steps and for the seconds of a
+    core that its encoding took; and so they upload together.
     """
     config = context.run_config
     meeting = Path(str(config["meeting"]))
     round_, number = _whose(message, context)
     stopped = _meet(meeting, f"{round_}-begin", number, int(config["clients"]))
-    cpu = time.process_time()
     try:
-        reply = call_next(message, context)
+        with _turn(meeting):
+            cpu = time.process_time()
+            reply = call_next(message, context)
+            cpu = time.process_time() - cpu
     finally:  # the others need not wait for one that failed
-        cpu = time.process_time() - cpu
         released = _meet(meeting, f"{round_}-end", number, int(config["clients"]))
     if reply.has_content():
         metrics: Any = reply.content["metrics"]
+        metrics["cpu-s"] = cpu
         metrics["codec-s"] = cpu - metrics["app-cpu-s"]
         metrics["stopped-s"] = released - stopped
-        time.sleep(int(config["steps"]) * float(config["step-seconds"]) + metrics["codec-s"])
+        steps_s = int(config["steps"]) * float(config["step-seconds"])
+        time.sleep(float(config["slow-motion"]) * (steps_s + metrics["codec-s"]))
         metrics["ready"] = time.time()
     return reply
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """One client at a time: with others on the same cores, encoding would take it more of a core."""
+    with open(folder / "turn", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _whose(message: Message, context: Context) -> tuple[int, int]:
@@ -214,7 +227,7 @@ def main(grid: Grid, context: Context) -> None:
     arrays = record(flat(model) if variant == "fedavg" else model)
     with open(str(config["out"]), "a", buffering=1) as file:
         for round_ in range(1, int(config["rounds"]) + 1):
-            arrays, line = measured_round(strategy, grid, arrays, round_)
+            arrays, line = measured_round(strategy, grid, arrays, round_, float(config["slow-motion"]))
             file.write(json.dumps(line) + "\n")
 
 
@@ -227,10 +240,14 @@ def _model(tensors: int) -> dict[str, NDArray]:
 
 
 def measured_round(
-    strategy: Strategy, grid: Grid, arrays: ArrayRecord, round_: int
+    strategy: Strategy, grid: Grid, arrays: ArrayRecord, round_: int, slow_motion: float
 ) -> tuple[ArrayRecord, dict[str, Any]]:
-    """A round as `Strategy.start` does it, with a clock, and the bytes that passed the server's link meanwhile."""
-    began, (received, sent) = time.time(), counters()
+    """A round as `Strategy.start` does it, with a clock, and the bytes that passed the server's link meanwhile.
+
+    In slow motion, whatever is emulated takes so many times longer, and what is done once for the clients or by the
+    server is followed by a wait: so only Flower's own work becomes as much faster beside it.
+    """
+    began, cpu, (received, sent) = time.time(), busy_seconds(), counters()
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
     replies, arrivals = _exchange(grid, messages)
     if failed := [reply for reply in replies if reply.has_error()]:
@@ -240,7 +257,9 @@ def measured_round(
     aggregated, summary = strategy.aggregate_train(round_, replies)
     if aggregated is None:
         raise RuntimeError(f"round {round_}: no reply could be used")
-    ended, (received_now, sent_now) = time.time(), counters()
+    aggregation = time.time() - aggregation
+    time.sleep((slow_motion - 1) * aggregation)
+    ended, cpu, (received_now, sent_now) = time.time(), busy_seconds() - cpu, counters()
     stopped = float(np.mean([each["stopped-s"] for each in metrics]))
     return aggregated, {
         "round": round_,
@@ -248,11 +267,19 @@ def measured_round(
         "stopped_s": stopped,
         "encode_s": float(np.mean([each["codec-s"] for each in metrics])),
         "delivery_s": max(arrivals) - max(each["ready"] for each in metrics),
-        "aggregate_s": ended - aggregation,
+        "aggregate_s": aggregation,
+        "flower_s": (cpu - aggregation - sum(each["cpu-s"] for each in metrics)) / (os.cpu_count() or 1),
         "uplink_bytes": received_now - received,
         "downlink_bytes": sent_now - sent,
         "payload_bytes": None if summary is None else summary.get("fedfq-bytes"),
     }
+
+
+def busy_seconds() -> float:
+    """What all cores of the machine have worked so far, for whomever."""
+    with open("/proc/stat") as file:
+        user, nice, system, _idle, _waiting, interrupts, soft_interrupts = map(int, file.readline().split()[1:8])
+    return (user + nice + system + interrupts + soft_interrupts) / os.sysconf("SC_CLK_TCK")
 
 
 def _exchange(grid: Grid, messages: list[Message]) -> tuple[list[Message], list[float]]:

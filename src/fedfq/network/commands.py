@@ -28,6 +28,13 @@ StepSeconds = Annotated[
     ),
 ]
 Downlink = Annotated[str, typer.Option(help="access (ten times the uplink) or symmetric.", rich_help_panel=PANEL)]
+SlowMotion = Annotated[
+    float,
+    typer.Option(
+        help="Links and emulated steps so many times slower, seconds divided again: clients with more of a core each.",
+        rich_help_panel=PANEL,
+    ),
+]
 ByTensor = Annotated[
     bool, typer.Option("--by-tensor", help="table3: also send tensor by tensor.", rich_help_panel=PANEL)
 ]
@@ -40,6 +47,7 @@ def network_table(
     rounds: int | None,
     step_seconds: float | None,
     downlink: str,
+    slow_motion: float,
     by_tensor: bool,
 ) -> None:
     """Measure what a table needs, and write all tables of what was measured."""
@@ -49,7 +57,7 @@ def network_table(
     variants = VARIANTS[table] + ((BY_TENSOR,) if by_tensor and table == "table3" else ())
     seconds = STEP_SECONDS if step_seconds is None else step_seconds
     cells = [
-        Cell(downlink, number, variant, ROUNDS if rounds is None else rounds, seconds)
+        Cell(downlink, number, variant, ROUNDS if rounds is None else rounds, seconds, slow_motion)
         for number in clients or CLIENTS
         for variant in variants
     ]

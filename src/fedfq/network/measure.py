@@ -1,8 +1,13 @@
 """Measure rounds of Flower's deployment behind shaped links, one cell of Tables 3 and 4 at a time.
 
     OUT/<downlink>/<clients>-<variant>.json    conditions, environment, and a line a round
+    OUT/<downlink>-slow<K>/...                 in slow motion
 
 A cell that is there is not measured again.
+
+Slow motion: bandwidths are divided by K, emulated steps and the time of the codec are multiplied, and `tables` divides
+all seconds again. What remains is a machine whose cores do Flower's own work K times as fast, sixteen clients' on two
+cores, which clients with cores of their own would not wait for.
 """
 
 from __future__ import annotations
@@ -48,12 +53,15 @@ class Cell:
     variant: str
     rounds: int = ROUNDS
     step_seconds: float = STEP_SECONDS
+    slow_motion: float = 1.0
 
     def __post_init__(self) -> None:
         if self.downlink not in DOWNLINKS:
             raise ValueError(f"unknown downlink {self.downlink!r}; there are {', '.join(DOWNLINKS)}")
         if self.clients < 1 or self.rounds < 1 or not 0 <= self.step_seconds < 3600:
             raise ValueError("clients and rounds must be at least 1, and a step takes from 0 to 3600 s")
+        if not 1 <= self.slow_motion <= 100:
+            raise ValueError(f"slow motion is from 1 to 100 times slower, got {self.slow_motion:g}")
 
     @property
     def downlink_mbps(self) -> float:
@@ -63,8 +71,12 @@ class Cell:
     def compute_s(self) -> float:
         return STEPS * self.step_seconds
 
+    @property
+    def folder(self) -> str:
+        return self.downlink if self.slow_motion == 1 else f"{self.downlink}-slow{self.slow_motion:g}"
+
     def file(self, out: Path) -> Path:
-        return out / self.downlink / f"{self.clients}-{self.variant}.json"
+        return out / self.folder / f"{self.clients}-{self.variant}.json"
 
 
 def rounds_per_epoch(clients: int) -> float:
@@ -79,7 +91,7 @@ def measure_cells(cells: Sequence[Cell], out: Path, say: Callable[[str], object]
     if missing:
         refuse_if_impossible(Network(own_prefix(), max(cell.clients for cell in missing)))
     for cell in missing:
-        say(f"{cell.clients} clients, {cell.variant}, {cell.downlink} downlink")
+        say(f"{cell.clients} clients, {cell.variant}, {cell.folder} downlink")
         rounds = measure(cell)
         path = cell.file(out)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,8 +126,10 @@ def measure(cell: Cell) -> list[dict[str, Any]]:
         "step-seconds": cell.step_seconds,
         "ratio": RATIO,
         "tensors": 0,  # ResNet-20's
+        "slow-motion": cell.slow_motion,
     }
-    with network(cell.clients, UPLINK_MBPS, cell.downlink_mbps) as machines, deployed(machines) as deployment:
+    bandwidths = UPLINK_MBPS / cell.slow_motion, cell.downlink_mbps / cell.slow_motion
+    with network(cell.clients, *bandwidths) as machines, deployed(machines) as deployment:
         return deployment.run(config)[WARM_UP:]
 
 

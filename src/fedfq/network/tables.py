@@ -37,9 +37,13 @@ PAUSES = (0.5, 1.0, 0.5)
 
 
 class Row(NamedTuple):
-    """Means over the rounds of a cell; seconds and bytes of a round, all clients together."""
+    """Means over the rounds of a cell; seconds and bytes of a round, all clients together.
+
+    Seconds are the emulated ones: those of the clock, divided by `slow_motion`.
+    """
 
     downlink: str
+    slow_motion: float
     clients: int
     variant: str
     rounds: int
@@ -53,6 +57,8 @@ class Row(NamedTuple):
     delivery_fixed_s: float  # the same for the one-parameter model
     encode_s: float  # of a client
     aggregate_s: float
+    flower_s: float  # of all cores, for what Flower does and for passing packets on; the clock's seconds
+    flower_fixed_s: float  # the same for the one-parameter model
     uplink_bytes: float
     downlink_bytes: float
     predicted_s: float
@@ -96,8 +102,8 @@ def write_tables(out: Path) -> list[Path]:
 def all_rows(out: Path) -> list[Row]:
     """A row for each cell whose one-parameter cell was measured as well, under the same conditions."""
     rows = []
-    for downlink in DOWNLINKS:
-        cells = _cells(out / downlink)
+    for folder in sorted({path.parent for path in out.glob("*/*-*.json")}):
+        cells = _cells(folder)
         for (clients, variant), (cell, rounds) in sorted(cells.items()):
             alone = cells.get((clients, "one-parameter"))
             if variant in TABLE_OF and alone is not None and alone[0].step_seconds == cell.step_seconds:
@@ -121,9 +127,10 @@ def _row(cell: Cell, rounds: list[dict[str, Any]], alone: list[dict[str, Any]]) 
     def average(key: str, lines: list[dict[str, Any]] = rounds) -> float:
         return mean(line[key] for line in lines)
 
-    seconds, seconds_alone = ([line["round_s"] for line in lines] for lines in (rounds, alone))
-    return Row(
+    seconds, seconds_alone = ([line["round_s"] / cell.slow_motion for line in lines] for lines in (rounds, alone))
+    row = Row(
         downlink=cell.downlink,
+        slow_motion=cell.slow_motion,
         clients=cell.clients,
         variant=cell.variant,
         rounds=len(rounds),
@@ -133,38 +140,46 @@ def _row(cell: Cell, rounds: list[dict[str, Any]], alone: list[dict[str, Any]]) 
         fixed_spread_s=_spread(seconds_alone),
         compute_s=cell.compute_s,
         stopped_s=average("stopped_s"),
-        delivery_s=average("delivery_s"),
-        delivery_fixed_s=average("delivery_s", alone),
+        delivery_s=average("delivery_s") / cell.slow_motion,
+        delivery_fixed_s=average("delivery_s", alone) / cell.slow_motion,
         encode_s=average("encode_s"),
         aggregate_s=average("aggregate_s"),
+        flower_s=average("flower_s"),
+        flower_fixed_s=average("flower_s", alone),
         uplink_bytes=average("uplink_bytes"),
         downlink_bytes=average("downlink_bytes"),
-        predicted_s=predicted(cell, mean(seconds_alone), average("encode_s")),
+        predicted_s=0.0,
     )
+    return row._replace(predicted_s=predicted(row))
 
 
 def _spread(values: list[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def predicted(cell: Cell, alone_s: float, encode_s: float) -> float:
+def predicted(row: Row) -> float:
     """What `fedfq plan` says of a cell: the one-parameter model's round, and what this model takes beyond it.
 
-    The server's part is not in it: the clients' pause of 3 s after an upload hides it.
+    No link is faster than the cores of this machine pass its bytes on. The server's part is not in it: the clients'
+    pause of 3 s after an upload hides it.
     """
     from fedfq.network.plan import Setting, simulate
 
+    handling_s = max(row.flower_s - row.flower_fixed_s, 1e-9) / row.slow_motion
+    cores_mbps = 8e-6 * (row.uplink_bytes + row.downlink_bytes) / handling_s
+    before_download, before_steps, before_upload = (pause / row.slow_motion for pause in PAUSES)
     model = Setting(
         parameters=PARAMETERS,
-        clients=cell.clients,
-        uplink_mbps=UPLINK_MBPS,
-        downlink_mbps=cell.downlink_mbps,
+        clients=row.clients,
+        uplink_mbps=min(UPLINK_MBPS, cores_mbps),
+        downlink_mbps=min(UPLINK_MBPS * DOWNLINKS[row.downlink], cores_mbps),
         steps=STEPS,
-        step_seconds=cell.step_seconds,
-        encode_seconds=max(encode_s, 0.0),
-        pauses=PAUSES,
+        step_seconds=row.compute_s / STEPS,
+        encode_seconds=max(row.encode_s, 0.0),
+        pauses=(before_download, before_steps, before_upload),
     )
-    seconds = simulate(model, RATIO if cell.variant == "fedfq" else 1).seconds
+    seconds = simulate(model, RATIO if row.variant == "fedfq" else 1).seconds
+    alone_s = row.fixed_s + row.compute_s
     return alone_s + seconds - simulate(replace(model, parameters=1), 1).seconds
 
 
@@ -179,13 +194,18 @@ def _where(out: Path) -> str:
 
 def _table(table: str, rows: list[Row], where: str) -> str:
     parts = []
-    for downlink, title in TITLES.items():
-        there = [row for row in rows if row.downlink == downlink and TABLE_OF[row.variant] == table]
+    for title in sorted(dict.fromkeys(map(_title, rows)), key=len):  # the slow ones last
+        there = [row for row in rows if _title(row) == title and TABLE_OF[row.variant] == table]
         if there:
             parts += [f"**{title}**\n", _markdown(_cells_of(table, row) for row in there)]
             if table == "table4" and (gains := _markdown(_gains(rows, row) for row in there)):
                 parts += ["Beside float32 in one Array:\n", gains]
     return "\n".join([*parts, f"Measured: {where}.\n"]) if parts else ""
+
+
+def _title(row: Row) -> str:
+    slow = "" if row.slow_motion == 1 else f", in {row.slow_motion:g} times slow motion"
+    return TITLES[row.downlink] + slow
 
 
 def _cells_of(table: str, row: Row) -> dict[str, str]:
@@ -212,8 +232,8 @@ def _cells_of(table: str, row: Row) -> dict[str, str]:
 
 
 def _gains(rows: list[Row], row: Row) -> dict[str, str]:
-    found = {(each.downlink, each.clients, each.variant): each for each in rows}
-    without = found.get((row.downlink, row.clients, "fedavg"))
+    found = {(_title(each), each.clients, each.variant): each for each in rows}
+    without = found.get((_title(row), row.clients, "fedavg"))
     if without is None:
         return {}
     return {
@@ -239,7 +259,7 @@ def _times(without: float, with_: float) -> str:
 def _prediction(rows: list[Row]) -> str:
     return _markdown(
         {
-            "downlink": row.downlink,
+            "downlink": _title(row),
             "clients": str(row.clients),
             "sent as": NAMES[row.variant],
             "measured s": f"{row.round_s:.2f} ± {row.spread_s:.2f}",

@@ -11,7 +11,7 @@ import typer
 
 from fedfq.federation.commands import DataDir, Workers, machine, progress
 from fedfq.network.commands import TABLES as NETWORK
-from fedfq.network.commands import ByTensor, Clients, Downlink, Rounds, StepSeconds, network_table
+from fedfq.network.commands import ByTensor, Clients, Downlink, Rounds, SlowMotion, StepSeconds, network_table
 from fedfq.tasks import nearest
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def reproduce(
     rounds: Rounds = None,
     step_seconds: StepSeconds = None,
     downlink: Downlink = "access",
+    slow_motion: SlowMotion = 1.0,
     by_tensor: ByTensor = False,
 ) -> None:
     """Run the paper's tables again, cell by cell, or draw the learning curves of what ran.
@@ -53,7 +54,7 @@ def reproduce(
     again by the next call.
     """
     if what in NETWORK:
-        network_table(what, out, clients, rounds, step_seconds, downlink, by_tensor)
+        network_table(what, out, clients, rounds, step_seconds, downlink, slow_motion, by_tensor)
         return
     from fedfq.reproduce.cells import PROFILES, ROWS, TABLES, cells
 

@@ -5,12 +5,12 @@
 `quick` is what two cores do in a night. By hand, in order of value, at so many seconds a round:
 
     SimpleCNN, IID          18 methods x 100 rounds x 4 s     7,200 s
-    LSTM                    17 methods x  80 rounds x 3.6 s   4,900 s
+    LSTM                    17 methods x  80 rounds x 3.6 s   4,896 s
     SimpleCNN, one class    18 methods x 300 rounds x 1.2 s   6,480 s
     SimpleCNN, shards:2     12 methods x 100 rounds x 4 s     4,800 s
     VGG11, IID               5 methods x  20 rounds x 25 s    2,500 s
     VGG11, one class         5 methods x  60 rounds x 8 s     2,400 s
-                                                             28,280 s = 7.9 hours
+                                                             28,276 s = 7.9 hours
 """
 
 from __future__ import annotations

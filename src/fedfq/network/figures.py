@@ -49,9 +49,12 @@ def draw(plans: Mapping[str, Plan], path: Path) -> None:
         for axes, unit in ((seconds, "s"), (sizes, "B")):
             axes.set_xlabel("ratio (ring: recommended)")
             axes.set_xscale("log", base=2)
-            axes.set_yscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            if len(plans) == 1:
+                axes.set_ylim(bottom=0)
+            else:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(EngFormatter(unit))
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.grid(alpha=0.3, linewidth=0.5)

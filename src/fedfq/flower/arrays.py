@@ -11,6 +11,7 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
@@ -95,18 +96,29 @@ def packed_views(packed: Array) -> dict[str, NDArray]:
 def _view(name: str, dtype: str, stype: str, data: memoryview) -> NDArray:
     if stype != SType.NUMPY:
         raise ValueError(f"tensor {name!r} is serialised as {stype!r}, not as {SType.NUMPY!r}")
-    file = BytesIO(data[:LONGEST_HEADER])
     try:
-        header = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-        shape, fortran, numpy_dtype = header(file)
+        shape, fortran, numpy_dtype = _header(start := _start(data))
         if numpy_dtype.kind not in "fiub":
             raise ValueError(_unfit(dtype))
         if math.prod(shape) == 0:
             return np.empty(shape, numpy_dtype)
-        flat = np.frombuffer(data, numpy_dtype, math.prod(shape), offset=file.tell())
+        flat = np.frombuffer(data, numpy_dtype, math.prod(shape), offset=len(start))
     except ValueError as error:
         raise ValueError(f"tensor {name!r}: {error}") from error
     return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _start(data: memoryview) -> bytes:
+    """All of an .npy file before the entries: 8 bytes, the length of the header in 2 or (from version 2 on) 4, it."""
+    length = 2 if data[6:7] == b"\x01" else 4
+    return bytes(data[: min(8 + length + int.from_bytes(data[8 : 8 + length], "little"), LONGEST_HEADER)])
+
+
+@lru_cache(1024)  # a model has few different shapes, and numpy takes longer for a header than for most tensors
+def _header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    file = BytesIO(start)
+    read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    return read(file)
 
 
 def _unfit(dtype: str) -> str:

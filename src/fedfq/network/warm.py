@@ -10,6 +10,7 @@ but on Kubernetes alone.)
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -50,6 +51,7 @@ def serve(path: str) -> None:
 
     exercise()
     httpx.Client().close()  # loads what Flower's connections need
+    gc.freeze()  # forks would copy what the garbage collector touches
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
     folder, name = os.path.split(path)
     os.chdir(folder)  # a socket's path must be short

@@ -1,10 +1,13 @@
 """Models in one Array, views of Arrays, and models that are decoded when they are read."""
 
+from io import BytesIO
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.lib import format as npy
 
 from fedfq.flower.arrays import MODEL, Decoded, as_dtype, difference, digest, moved, pack, unpack, views
 from tests.flower.local import arrays, record
@@ -34,6 +37,21 @@ def test_views_share_the_arrays_memory():
     array = Array(np.arange(5, dtype=np.float32))
     view = views({"weight": array})["weight"]
     assert not view.flags.owndata and not view.flags.writeable
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_every_version_of_numpys_files_can_be_viewed(version):
+    file, values = BytesIO(), np.arange(6, dtype=np.float32).reshape(2, 3)
+    npy.write_array(file, values, version)
+    array = Array(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=file.getvalue())
+    assert_identical(views({"weight": array}), {"weight": values})
+
+
+@pytest.mark.parametrize("length", [0, 5, 8, 9, 20, 127])
+def test_an_array_that_ends_in_its_header_is_refused_by_name(length):
+    data = Array(np.ones(5, np.float32)).data[:length]
+    with pytest.raises(ValueError, match="'weight'"):
+        views({"weight": Array(dtype="float32", shape=(5,), stype="numpy.ndarray", data=data)})
 
 
 def test_a_damaged_array_is_refused_by_name():

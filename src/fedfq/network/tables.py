@@ -61,7 +61,6 @@ class Row(NamedTuple):
     flower_fixed_s: float  # the same for the one-parameter model
     uplink_bytes: float
     downlink_bytes: float
-    predicted_s: float
 
     @property
     def less_fixed_s(self) -> float:
@@ -77,6 +76,10 @@ class Row(NamedTuple):
         return (self.encode_s + self.aggregate_s) / self.round_s
 
     @property
+    def predicted_s(self) -> float:
+        return predicted(self)
+
+    @property
     def epoch_s(self) -> float:
         return rounds_per_epoch(self.clients) * self.round_s
 
@@ -90,7 +93,7 @@ def write_tables(out: Path) -> list[Path]:
     rows = all_rows(out)
     texts = {f"{table}.md": _table(table, rows, _where(out)) for table in PAPER}
     texts["prediction.md"] = _prediction(rows)
-    texts["rows.json"] = json.dumps([row._asdict() for row in rows], indent=1) + "\n"
+    texts["rows.json"] = json.dumps([row._asdict() | {"predicted_s": row.predicted_s} for row in rows], indent=1) + "\n"
     written = []
     for name, text in texts.items():
         if text:
@@ -128,7 +131,7 @@ def _row(cell: Cell, rounds: list[dict[str, Any]], alone: list[dict[str, Any]]) 
         return mean(line[key] for line in lines)
 
     seconds, seconds_alone = ([line["round_s"] / cell.slow_motion for line in lines] for lines in (rounds, alone))
-    row = Row(
+    return Row(
         downlink=cell.downlink,
         slow_motion=cell.slow_motion,
         clients=cell.clients,
@@ -148,9 +151,7 @@ def _row(cell: Cell, rounds: list[dict[str, Any]], alone: list[dict[str, Any]]) 
         flower_fixed_s=average("flower_s", alone),
         uplink_bytes=average("uplink_bytes"),
         downlink_bytes=average("downlink_bytes"),
-        predicted_s=0.0,
     )
-    return row._replace(predicted_s=predicted(row))
 
 
 def _spread(values: list[float]) -> float:

@@ -6,6 +6,7 @@ Nothing is ever unpickled, and an output file appears whole or not at all.
 from __future__ import annotations
 
 import json
+import lzma
 import math
 import os
 import secrets
@@ -46,6 +47,12 @@ def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *,
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file. On failure, what was there before is still there."""
     _write_whole(Path(path), lambda file: file.write(data))
+
+
+def secure(path: str | os.PathLike[str]) -> None:
+    """See to it that what was written to a file is on the disk."""
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
 
 
 def suffix(path: str | os.PathLike[str]) -> str:
@@ -91,7 +98,15 @@ def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:
                     raise ValueError(f"two tensors are named {name!r}")
                 with archive.open(member) as data:
                     tensors[name] = _read_npy(data, name)
-    except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as error:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        lzma.LZMAError,
+        EOFError,
+        MemoryError,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise ValueError(f"{path}: not a readable .npz file ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -1,5 +1,7 @@
 """Local SGD (Eq. 2) and the update that comes of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -52,6 +54,19 @@ def test_the_global_model_is_not_changed_by_a_client() -> None:
     for name in theta:
         np.testing.assert_array_equal(theta[name], before[name])
         np.testing.assert_array_equal(first[name], again[name])  # whatever model it works in
+
+
+def test_statistics_of_batch_norm_are_part_of_the_model() -> None:
+    """Among them a count without dimensions."""
+    task = replace(linear_task(), build=lambda: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    theta = {name: value.copy() for name, value in state(task.model(0)).items()}
+    how = LocalTraining(5, None, 4, 0.5)
+    update, _ = local_sgd(
+        task.model(1), theta, task, task.load(None).train, np.arange(6), how, np.random.default_rng(3)
+    )
+    assert update["1.num_batches_tracked"] == 5 and update["1.running_mean"].any()
+    load(model := task.model(1), {name: value + update[name] for name, value in theta.items()})
+    assert state(model)["1.num_batches_tracked"].shape == () and state(model)["1.num_batches_tracked"] == 5
 
 
 @pytest.mark.parametrize(("how", "sizes"), [

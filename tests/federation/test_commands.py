@@ -18,7 +18,7 @@ from fedfq.federation.folder import Folder
 from tests.test_cli import ok, refused
 
 SMALL = ("--rounds", "2", "--clients", "6", "--per-round", "2", "--local-steps", "1", "--workers", "1")
-KILLS = 2  # python -m tests.federation.test_commands 20 does it twenty times
+KILLS = 1  # python -m tests.federation.test_commands 20 does it twenty times
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +66,11 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--task", "digit"), "unknown task 'digit' (did you mean 'digits'?)"),
         (("--method", "fedfg"), "unknown method 'fedfg' (did you mean 'fedfq'?)"),
         (("--method", "fedavg", "--ratio", "32"), "method fedavg has no option 'ratio'"),
+        (("--method", "topk:error_feedback=no"), "method topk: error_feedback must be true or false, got 'no'"),
+        (("--method", "fedpaq:levels=7.5"), "method fedpaq: levels must be a whole number, got 7.5"),
+        (("--basis", "share"), "basis must be 'shared' or 'adaptive' or 'identity', got 'share'"),
+        (("--split", "shards:x", "--task", "cifar10-simplecnn"), "split 'shards:x'"),
+        (("--config", "number.toml"), "method must be a name, got 3"),
         (("--split", "idd"), "did you mean 'iid'?"),
         (("--per-round", "30"), "per_round = 30 is more than there are clients (20)"),
         (("--ratio", "0"), "ratio must be positive"),
@@ -78,7 +83,7 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--resume",), "--resume needs --out"),
         (("--resume", "--out", "nowhere"), "nowhere: no run there to resume"),
         (("--config", "missing.toml"), "missing.toml: No such file"),
-        (("--config", "typo.toml"), "typo.toml: unknown key 'ratoi'; did you mean 'ratio'?"),
+        (("--config", "typo.toml"), "typo.toml: unknown key 'ratoi' (did you mean 'ratio'?)"),
         (("--config", "broken.toml"), "broken.toml: "),
         (("--task", "cifar10-simplecnn", "--data-dir", "empty"), "fedfq data fetch cifar10"),
         (("--out", "thesis"), "thesis: is not empty"),
@@ -89,6 +94,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     working_directory: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     Path("typo.toml").write_text("ratoi = 3")
+    Path("number.toml").write_text("method = 3")
     Path("broken.toml").write_text("ratio = = 3")
     Path("thesis").mkdir()
     Path("thesis/thesis.tex").write_text("important")

@@ -1,14 +1,16 @@
 """The loop: the paper's equations, the byte ledger, and that nothing depends on how or when a run is computed."""
 
 import json
-from dataclasses import dataclass
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from torch import nn
 
-from fedfq import SharedBasis, inspect, methods
+from fedfq import SharedBasis, inspect, methods, tasks
 from fedfq.federation.clients import Clients
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
@@ -127,6 +129,46 @@ def test_a_finished_run_that_is_resumed_changes_nothing(tmp_path: Path) -> None:
     before = files(tmp_path / "run")
     result = run(config(), tmp_path / "run", resume=True)
     assert files(tmp_path / "run") == before and len(result.rounds) == 4
+
+
+def test_a_run_that_lost_its_checkpoint_keeps_its_ledger(tmp_path: Path) -> None:
+    """Such as those in results/ of the repository."""
+    run(config(), tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    for name in ("model.safetensors", "nothing more"):
+        before = (tmp_path / "run" / "rounds.jsonl").read_bytes()
+        with pytest.raises(ValueError, match="cannot be continued"):
+            run(config(), tmp_path / "run", resume=True)
+        assert (tmp_path / "run" / "rounds.jsonl").read_bytes() == before
+        (tmp_path / "run" / name).unlink(missing_ok=True)
+
+
+def test_a_run_on_flower_is_not_continued_inline(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "run")
+    folder.begin(config(), engine="flower")
+    folder.append({"round": 1}, {})
+    with pytest.raises(ValueError, match="was run on flower"):
+        run(config(), tmp_path / "run", resume=True)
+    assert folder.rounds() == [{"round": 1}]
+
+
+def test_a_ledger_that_lost_rounds_is_not_gone_on_with(tmp_path: Path) -> None:
+    """As a machine may leave it that went down."""
+    run(config(), tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").write_bytes(b"")
+    with pytest.raises(ValueError, match="rounds.jsonl: has lost rounds"):
+        run(config(), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfq@4", "fedpaq", "aqg"])
+def test_networks_with_batch_norm_are_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    digits = tasks.get("digits")
+    layers = lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10))  # noqa: E731
+    monkeypatch.setitem(tasks._registered, "digits", replace(digits, build=layers))
+    result = run(config(method), tmp_path / "run")
+    assert not any(line["rejected"] for line in result.rounds)
+    assert result.theta["2.num_batches_tracked"] == 4 * 2  # rounds, steps
+    assert result.rounds[-1]["accuracy"] > 0.3
 
 
 @pytest.mark.slow

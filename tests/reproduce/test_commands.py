@@ -91,6 +91,12 @@ def test_runs_of_another_profile_do_not_make_the_folder_this_ones(small: Path) -
         (("table1", "--seed", "-1"), "--seed must be at least 0"),
         (("table1", "--workers", "0"), "--workers must be at least 1"),
         (("figures",), "none of these cells was run"),
+        (("table1", "--only", "digits-shards", "--only", "fedpaq"), "matches nothing"),
+        (("table2", "--only", "digits-shards", "--only", "fedpaq"), "fedpaq is left out of digits-shards"),
+        (("table1", "--rounds", "5"), "--rounds does not go with table1"),
+        (("figures", "--by-tensor"), "--by-tensor does not go with figures"),
+        (("table3", "--data-dir", "."), "--data-dir does not go with table3"),
+        (("table4", "--profile", "quick"), "--profile does not go with table4"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(small: Path, arguments: tuple[str, ...], message: str) -> None:

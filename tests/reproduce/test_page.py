@@ -52,7 +52,7 @@ def test_both_tables_of_every_column_and_why_cells_are_empty(folder: Path) -> No
 
 def test_the_verdict_stands_at_the_top_and_beneath_its_table(folder: Path) -> None:
     page = html(folder)
-    assert page.count("fedfq@512 needs 512.0 times fewer bytes than fedavg") == 2
+    assert page.count("fedfq@512 needs 512.0 times fewer bytes than fedavg (aim: 250)") == 2
     assert "(of 5 methods, 2 finished, 1 unfinished, 1 failed)" in page
     assert "<luck>" not in page
 

@@ -89,20 +89,33 @@ def test_a_cell_that_fails_leaves_the_others_alone_and_is_tried_again(
     assert outcome(tmp_path, IID, "fedavg").failed == {}
 
 
-def test_a_run_that_fails_on_its_way_is_failed_too(tmp_path: Path) -> None:
-    """Its first rounds are kept: the next call goes on with them."""
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_run_that_fails_on_its_way_is_failed_too(tmp_path: Path, last: int) -> None:
+    """Even after its last round. What was done is kept: the next call goes on with it."""
 
     @contextmanager
     def failing(cell):
         def watch(line, times):
-            raise RuntimeError("the disk is full")
+            if line["round"] == last:
+                raise RuntimeError("the disk is full")
 
         yield watch
 
     assert run_cells(TWO[:1], tmp_path, watching=failing) == TWO[:1]
     found = outcome(tmp_path, IID, "fedavg")
-    assert found.failed == {0: "the disk is full"} and not found.unfinished
+    assert found.failed == {0: "the disk is full"} and not found.unfinished and not found.finished
     assert run_cells(TWO[:1], tmp_path) == []
+    found = outcome(tmp_path, IID, "fedavg")
+    assert len(found.finished[0].rounds) == 2 and not found.failed
+    assert (TWO[0].folder(tmp_path) / "model.safetensors").is_file()
+
+
+def test_a_damaged_run_fails_alone(tmp_path: Path) -> None:
+    write_cell(tmp_path, IID, "fedavg", [0.1, 0.2])
+    (TWO[0].folder(tmp_path) / "rounds.jsonl").write_text("no ledger\n" * 2)
+    assert run_cells(TWO, tmp_path) == TWO[:1]
+    assert "rounds.jsonl" in outcome(tmp_path, IID, "fedavg").failed[0]
+    assert outcome(tmp_path, IID, "fedavg-2bit").finished.keys() == {0}
 
 
 def test_a_run_with_another_configuration_is_refused_before_anything_runs(tmp_path: Path, trained: list[str]) -> None:

@@ -1,5 +1,6 @@
 """The tables say what was measured, and of every other cell why it was not."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,14 @@ def test_a_cell_without_a_number_says_why(tmp_path: Path) -> None:
     assert row(table_1(tmp_path), "fedavg-2bit")[0] == "unfinished: 1 of 2 rounds"
 
 
+def test_no_reason_hides_another(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        fail(tmp_path, "fedpaq", f"reason {seed}", seed)
+    write_cell(tmp_path, IID, "fedpaq", [0.5], seed=2)
+    why = "seed 0 failed: reason 0; seed 1 failed: reason 1; seed 2 unfinished: 1 of 2 rounds"
+    assert row(table_2(tmp_path), "fedpaq")[0] == why
+
+
 def test_a_seed_that_failed_is_not_hidden_by_one_that_did_not(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedavg", [0.5, 0.5])
     fail(tmp_path, "fedavg", "no data here", seed=1)
@@ -87,10 +96,13 @@ def test_a_seed_that_failed_is_not_hidden_by_one_that_did_not(tmp_path: Path) ->
 def test_the_setting_in_words(tmp_path: Path) -> None:
     for seed in (0, 1):
         write_cell(tmp_path, IID, "fedavg", [0.5, 0.5], seed=seed)
-    how = table_1(tmp_path).parts[0].how
-    assert how[0].startswith("digits, iid, 6 clients, 2 a round, 1 local step, batches of ")
-    assert how[0].endswith(", 2 rounds, seeds 0, 1.")
-    assert how[1] == "Run on toaster, 2 cores; fedfq 0.1.0."
+    for method in ("fedpaq", "fedfq@128"):
+        write_cell(tmp_path, IID, method, [0.5, 0.5])
+    how, seeds, where = table_1(tmp_path).parts[0].how
+    assert how.startswith("digits, iid, 6 clients, 2 a round, 1 local step, batches of ")
+    assert how.endswith(", 2 rounds.")
+    assert seeds == "Seed 0 of all but fedavg: seeds 0, 1."
+    assert where == "Run on toaster, 2 cores; fedfq 0.1.0."
     (papers,) = tables.table_1(PAPER[:1], outcomes(tmp_path, PAPER[:1])).parts[0].how
     assert "100 clients, 10 a round, 5 local epochs, batches of 50, learning rate 0.15 × 0.99 a round, " in papers
     (quick,) = tables.table_1(QUICK[:1], outcomes(tmp_path, QUICK[:1])).parts[0].how
@@ -125,6 +137,14 @@ def test_a_target_that_was_not_reached(tmp_path: Path) -> None:
 def test_without_fedavg_there_is_no_target(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedpaq", [0.1, 0.2])
     assert row(table_2(tmp_path), "fedpaq")[0] == "no target: fedavg not run yet"
+    write_cell(tmp_path, IID, "fedavg", [0.5])
+    table = table_2(tmp_path)
+    assert row(table, "fedpaq")[0] == "no target: fedavg unfinished"
+    assert table.parts[0].above[0].startswith("Target: 0.9 times fedavg's best with the same seed: unfinished.")
+    assert table.parts[0].target is None  # nor is one drawn
+    shutil.rmtree(Cell(IID, "fedavg", 0).folder(tmp_path))
+    fail(tmp_path, "fedavg", "no data here")
+    assert row(table_2(tmp_path), "fedpaq")[0] == "no target: fedavg failed"
 
 
 def test_a_profile_may_fix_the_target(tmp_path: Path) -> None:
@@ -152,7 +172,7 @@ def test_the_verdict_names_every_other_method(tmp_path: Path) -> None:
     assert verdict(tmp_path, column) == "Not compared yet: fedfq@512 and fedavg are not both finished."
     write_cell(tmp_path, column, "fedavg", [0.80, 0.80], uplink=300 * 2**20)
     write_cell(tmp_path, column, "fedfq@512", [0.80, 0.80])
-    both = "fedfq@512 needs 300.0 times fewer bytes than fedavg"
+    both = "fedfq@512 needs 300.0 times fewer bytes than fedavg (aim: 250)"
     rest = "Not finished: fedpaq, aqg, stc, eden@32."
     assert verdict(tmp_path, column) == f"{both}; no other method has reached the target. {rest}"
     write_cell(tmp_path, column, "fedpaq", [0.80, 0.80], uplink=2**21)
@@ -161,8 +181,19 @@ def test_the_verdict_names_every_other_method(tmp_path: Path) -> None:
     rest = "Not reached by stc. Not finished: aqg, eden@32."
     assert verdict(tmp_path, column) == f"{both}, {others}. {rest}"
     write_cell(tmp_path, column, "eden@32", [0.80, 0.80], uplink=2**20)
-    rest = "Not reached by stc. Not finished: aqg."
+    fail(tmp_path, "aqg", "no data here")
+    rest = "Not reached by stc. Failed: aqg."
     assert verdict(tmp_path, column) == f"{both}, but not fewer than eden@32; fewer than fedpaq. {rest}"
+
+
+def test_the_verdict_says_when_the_aim_is_missed(tmp_path: Path) -> None:
+    """250 times fewer bytes than FedAvg where clients have alike data, 500 times where they do not."""
+    shards = replace(SHARDS, rows=("fedavg", "fedfq"))
+    for column, uplink in ((IID, 200 * 2**20), (shards, 499 * 2**20)):
+        write_cell(tmp_path, column, "fedavg", [0.80, 0.80], uplink=uplink)
+        write_cell(tmp_path, column, column.fedfq, [0.80, 0.80])
+    assert "200.0 times fewer bytes than fedavg (aim: 250, which is missed)" in verdict(tmp_path, IID)
+    assert "499.0 times fewer bytes than fedavg (aim: 500, which is missed)" in verdict(tmp_path, shards)
 
 
 def test_the_verdict_compares_seeds_that_both_have(tmp_path: Path) -> None:
@@ -220,7 +251,12 @@ def test_latex_has_as_many_cells_in_every_line_and_escapes(table: Table) -> None
 
 
 def test_latex_is_one_row_for_what_columns_chose(tmp_path: Path) -> None:
-    assert latex(table_2(tmp_path)).count("\\texttt{fedfq}") == 1
+    write_cell(tmp_path, IID, "fedavg", [0.70, 0.80])
+    write_cell(tmp_path, IID, "fedavg", [0.70, 0.70], seed=1)
+    text = latex(table_2(tmp_path))
+    assert text.count("\\texttt{fedfq}") == 1
+    assert "{c}{target: 72.00\\% (seed 0), 63.00\\% (seed 1); fedfq: fedfq@512}" in text
+    assert "{c}{target: not run yet; fedfq: fedfq@1024}" in text
 
 
 def test_both_forms_are_written(table: Table, tmp_path: Path) -> None:

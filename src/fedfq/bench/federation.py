@@ -60,7 +60,7 @@ def overhead(task: str, method: str, data_dir: Path | None) -> Row:
         times = [federation.step()[1] for _ in range(ROUNDS)]
     best = min(times, key=lambda t: t["round_s"] - t["evaluate_s"])
     whole = best["round_s"] - best["evaluate_s"]
-    shares = {key: best[key] / whole for key in ("train_s", "encode_s", "decode_s", "aggregate_s")}
+    shares = {key: best[key] / whole for key in ("train_s", "encode_s", "memory_s", "decode_s", "aggregate_s")}
     return {"method": method, "round_s": whole, **shares, "outside_training": 1 - shares["train_s"]}
 
 

@@ -72,4 +72,4 @@ def load(model: nn.Module, theta: Mapping[str, Array]) -> None:
     own = model.state_dict()
     with torch.no_grad():
         for name, value in theta.items():
-            own[name].copy_(torch.from_numpy(np.ascontiguousarray(value)))
+            own[name].copy_(torch.from_numpy(np.asarray(value, order="C")))

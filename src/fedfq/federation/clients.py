@@ -61,7 +61,8 @@ class Answer(NamedTuple):
     has_memory: bool
     refused: str | None
     train_s: float
-    encode_s: float
+    encode_s: float  # with what is derived from the models
+    memory_s: float  # reading what it remembers, and writing it
 
 
 class Worker:
@@ -86,20 +87,23 @@ class Worker:
         start = time.perf_counter()
         update, loss = local_sgd(self.model, self.theta, self.task, self.data.train, own, how, rng)
         trained = time.perf_counter()
+        memory = self.memories.read(job.client, job.memory)
+        remembered = time.perf_counter()
         seed = int(random(self.config, ENCODING, job.round, job.client).integers(2**62))
         order = Order(job.round, job.client, seed, job.announcement, self._derive(job.round))
         payload, claimed, refused = None, 0.0, None
-        memory: State = {}
+        new: State = {}
         try:
-            payload, claimed, memory = self.method.encode(update, self.memories.read(job.client, job.memory), order)
+            payload, claimed, new = self.method.encode(update, memory, order)
         except BudgetError:
             raise  # no client could ever send anything
         except ValueError as error:  # the training diverged
             refused = str(error)
-        self.memories.write(job.client, job.round, memory)
         encoded = time.perf_counter()
-        times = (trained - start, encoded - trained)
-        return Answer(job.client, len(own), payload, claimed, loss, bool(memory), refused, *times)
+        self.memories.write(job.client, job.round, new)
+        written = time.perf_counter()
+        times = (trained - start, encoded - remembered, remembered - trained + written - encoded)
+        return Answer(job.client, len(own), payload, claimed, loss, bool(new), refused, *times)
 
     def _derive(self, round_: int) -> Any:
         """What a client works out from the models. It is the same for all, so a process does it once a round."""

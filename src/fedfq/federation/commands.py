@@ -301,7 +301,8 @@ def progress(rounds: int) -> Iterator[Callable[[str], Any]]:
         def watch(line: dict[str, Any], times: dict[str, float]) -> None:
             nonlocal accuracy
             sums["uplink"] += line["uplink_bytes"]
-            sums["raw"] += line["downlink_bytes"]
+            accepted = len(line["clients"]) - len(line["rejected"])
+            sums["raw"] += line["downlink_bytes"] * accepted // len(line["clients"])
             if line["accuracy"] is not None:
                 accuracy = f"{line['accuracy']:.1%}"
             ratio = sums["raw"] / max(sums["uplink"], 1)

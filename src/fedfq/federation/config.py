@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import tomllib
 from collections.abc import Mapping
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfq import methods, tasks
+from fedfq.hints import nearest
+from fedfq.tasks import splits
 
 METHOD_OPTIONS = "options"
 
@@ -40,6 +41,9 @@ class Config:
     def make(**given: Any) -> Config:
         """A configuration from what was given; the task's defaults for the rest. None means not given."""
         given = {name: value for name, value in given.items() if value is not None}
+        for name in ("task", "method", "split"):
+            if name in given and not isinstance(given[name], str):
+                raise ValueError(f"{name} must be a name, got {given[name]!r}")
         task = tasks.get(given.pop("task", "digits"))
         name, options = methods.parse(given.pop("method", "fedfq"))
         options |= given.pop(METHOD_OPTIONS, {})
@@ -74,6 +78,7 @@ class Config:
             raise ValueError(f"per_round = {self.per_round} is more than there are clients ({self.clients})")
         if self.weighting not in ("samples", "mean"):
             raise ValueError(f"weighting must be 'samples' or 'mean', got {self.weighting!r}")
+        splits.parse(self.split)
         self.make_method()
 
     def make_method(self) -> methods.Method:
@@ -85,7 +90,7 @@ class Config:
         defaults = methods.options_of(self.method)
         shown = {name: value for name, value in self.options.items() if value != defaults[name] and name != "ratio"}
         ratio = self.options.get("ratio")
-        at = "" if ratio is None else f"@{ratio:g}"
+        at = "" if ratio is None else f"@{ratio:g}" if float(f"{ratio:g}") == ratio else f"@{ratio}"
         return self.method + at + "".join(f":{name}={_text(value)}" for name, value in shown.items())
 
 
@@ -103,9 +108,7 @@ def refuse_unknown(keys: Mapping[str, Any], known: list[str], where: str) -> Non
     """Name the first key that is not known, and the nearest one that is."""
     for key in keys:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(known)}"
-            raise ValueError(f"{where}: unknown key {key!r}{hint}")
+            raise ValueError(f"{where}: unknown key {key!r}{nearest(key, known)}; the keys are {', '.join(known)}")
 
 
 def from_json(found: Mapping[str, Any]) -> Config:

@@ -29,7 +29,7 @@ import torch
 import fedfq
 from fedfq.federation.config import Config, from_json
 from fedfq.federation.memory import Memories
-from fedfq.files import read_tensors, write_bytes, write_tensors
+from fedfq.files import read_tensors, secure, write_bytes, write_tensors
 from fedfq.methods import State
 from fedfq.methods.method import Array
 
@@ -43,6 +43,7 @@ class Checkpoint(NamedTuple):
     theta: dict[str, Array]
     server: State
     memories: dict[int, int]  # the round of each client's memory
+    sample: bytes | None = None  # the last payload that was accepted since the run began or went on
 
 
 class Folder:
@@ -71,11 +72,17 @@ class Folder:
 
     def config(self) -> Config:
         """The configuration of the run that is here."""
+        try:
+            return from_json(self._described()["config"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self.path / 'run.json'}: {error}") from None
+
+    def _described(self) -> dict[str, Any]:
         if not self.holds_run:
             raise ValueError(f"{self.path}: no run there to resume (no run.json)")
         try:
-            return from_json(json.loads((self.path / "run.json").read_bytes())["config"])
-        except (ValueError, KeyError, TypeError) as error:
+            return dict(json.loads((self.path / "run.json").read_bytes()))
+        except (ValueError, TypeError) as error:
             raise ValueError(f"{self.path / 'run.json'}: {error}") from None
 
     # The ledger
@@ -94,8 +101,13 @@ class Folder:
     def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint; the one before is deleted once this one counts."""
         self.checkpoint.mkdir(parents=True, exist_ok=True)
+        self.memories.secure(checkpoint.memories)
+        for name in LEDGERS:
+            secure(self.path / name)
         write_tensors(self._file("model", checkpoint.round), checkpoint.theta)
         write_tensors(self._file("server", checkpoint.round), checkpoint.server)
+        if checkpoint.sample is not None:
+            write_bytes(self.path / "sample.fedfq", checkpoint.sample)
         described = {
             "round": checkpoint.round,
             "memories": {str(client): round_ for client, round_ in checkpoint.memories.items()},
@@ -108,15 +120,25 @@ class Folder:
         self.memories.keep_only(checkpoint.memories)
 
     def restore(self) -> Checkpoint | None:
-        """The last checkpoint, with everything that was written later cut off; None if there was none yet."""
+        """The last checkpoint, with everything that was written later cut off; None if there was none yet.
+
+        A run that has lost its checkpoint, or never had one, as on Flower, cannot go on, and is left as it is.
+        """
+        if (engine := self._described().get("engine")) is not None:
+            raise ValueError(f"{self.path}: was run on {engine}, and such a run cannot be continued")
         path = self.checkpoint / "state.json"
         if not path.exists():
+            first = self.config().checkpoint_every
+            if len(self.rounds()) > first or (self.path / "model.safetensors").exists():
+                raise ValueError(f"{self.path}: this run has no checkpoint (any more), so it cannot be continued")
             for name in LEDGERS:
                 (self.path / name).unlink(missing_ok=True)
             shutil.rmtree(self.checkpoint, ignore_errors=True)
             return None
         described = json.loads(path.read_bytes())
         for name, size in described["sizes"].items():
+            if (self.path / name).stat().st_size < size:
+                raise ValueError(f"{self.path / name}: has lost rounds that the checkpoint knows of")
             os.truncate(self.path / name, size)
         memories = {int(client): round_ for client, round_ in described["memories"].items()}
         self.memories.keep_only(memories)
@@ -129,9 +151,7 @@ class Folder:
 
     # The end
 
-    def finish(self, theta: Mapping[str, Array], sample: bytes | None) -> None:
-        if sample is not None:
-            write_bytes(self.path / "sample.fedfq", sample)
+    def finish(self, theta: Mapping[str, Array]) -> None:
         write_tensors(self.path / "model.safetensors", theta)
 
 

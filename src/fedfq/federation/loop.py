@@ -61,7 +61,7 @@ def run(
                 folder.save(federation.checkpoint())
             watch(line, times)
         if not (out / "model.safetensors").exists():
-            folder.finish(federation.theta, federation.sample)
+            folder.finish(federation.theta)
         return Result(federation.theta, folder.rounds())
 
 
@@ -118,6 +118,7 @@ class Federation:
             "round": self.round,
             "train_s": sum(answer.train_s for answer in answers),
             "encode_s": sum(answer.encode_s for answer in answers),
+            "memory_s": sum(answer.memory_s for answer in answers),
             "decode_s": decode_s,
             "aggregate_s": aggregated - start,
             "evaluate_s": end - aggregated,
@@ -153,7 +154,7 @@ class Federation:
         return sum(value.nbytes for value in self.theta.values())
 
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.round, self.theta, self.server.state_dict(), dict(self.memories))
+        return Checkpoint(self.round, self.theta, self.server.state_dict(), dict(self.memories), self.sample)
 
     def load(self, checkpoint: Checkpoint) -> None:
         self.round = checkpoint.round

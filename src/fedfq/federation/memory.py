@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedfq.files import read_tensors, write_tensors
+from fedfq.files import read_tensors, secure, write_tensors
 from fedfq.methods import State
 
 
@@ -27,7 +27,12 @@ class Memories:
     def write(self, client: int, round_: int, memory: State) -> None:
         if memory:
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._path(client, round_), memory)
+            write_tensors(self._path(client, round_), memory, durable=False)
+
+    def secure(self, rounds: Mapping[int, int]) -> None:
+        """See to it that the memory of each client's round is on the disk."""
+        for client, round_ in rounds.items():
+            secure(self._path(client, round_))
 
     def keep_only(self, rounds: Mapping[int, int]) -> None:
         """Delete all but the memory of each client's round."""

@@ -137,7 +137,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Compressed(Sampled(config, nodes)) if config.method == "fedfq" else Counted(config, nodes)
     ledger = Ledger(config, folder, task, data, model, strategy, nodes)
     result = strategy.start(grid, record(state(model)), config.rounds, evaluate_fn=ledger.after_round)
-    folder.finish(tensors(result.arrays), None)
+    folder.finish(tensors(result.arrays))
 
 
 def find_clients(grid: Grid, count: int) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from fedfq.hints import nearest
 
 from .acsgd import ACSGD, ACSGDTopK
 from .aqg import AQG
@@ -44,23 +47,54 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 def make(name: str, **options: Any) -> Method:
-    """The method of this name; options it does not have are refused."""
+    """The method of this name; options it does not have, or of another type, are refused."""
     if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}{_nearest(name, METHODS)}; there are {', '.join(METHODS)}")
+        raise ValueError(f"unknown method {name!r}{nearest(name, METHODS)}; there are {', '.join(METHODS)}")
     taken = options_of(name)
     for option in options:
         if option not in taken:
             known = f"it has {', '.join(taken)}" if taken else "it has none"
-            raise ValueError(f"method {name} has no option {option!r}{_nearest(option, taken)}; {known}")
+            raise ValueError(f"method {name} has no option {option!r}{nearest(option, taken)}; {known}")
+    types = get_type_hints(_kind(name))
+    for option, value in options.items():
+        if not _fits(value, types[option]):
+            raise ValueError(f"method {name}: {option} must be {_in_words(types[option])}, got {value!r}")
     return METHODS[name](**options)
 
 
 def options_of(name: str) -> dict[str, Any]:
     """The options of a method and their defaults."""
     made = METHODS[name]
-    kind: Any = made.func if isinstance(made, partial) else made
     fixed = made.keywords if isinstance(made, partial) else {}
-    return {field.name: field.default for field in fields(kind) if field.name not in fixed}
+    return {field.name: field.default for field in fields(_kind(name)) if field.name not in fixed}
+
+
+def _kind(name: str) -> Any:
+    made = METHODS[name]
+    return made.func if isinstance(made, partial) else made
+
+
+_PLAIN: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    type(None): (type(None), "left out"),
+}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether an option of this type may have the value."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_fits(value, one) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    return isinstance(value, _PLAIN[hint][0]) and (hint is bool or not isinstance(value, bool))
+
+
+def _in_words(hint: Any) -> str:
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_in_words, get_args(hint)))
+    return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else _PLAIN[hint][1]
 
 
 def parse(text: str) -> tuple[str, dict[str, Any]]:
@@ -86,11 +120,6 @@ def _value(text: str) -> Any:
         except ValueError:
             pass
     return text
-
-
-def _nearest(name: str, known: Any) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 __all__ = ["METHODS", "Method", "Order", "Server", "State", "Update", "Upload", "make", "options_of", "parse"]

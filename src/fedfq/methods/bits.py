@@ -17,7 +17,6 @@ from fedfq.codec.kernels import Array, Int, U, kernel
 
 from .wire import Reader
 
-MAX_VALUE_BITS = 57  # of a value, zeros in front not counted: shifted by up to 7 it must fit into 64
 MAX_FIELD_BITS = 24  # of a field: shifted by up to 7 it must fit into a window of 32
 MAX_NUMBER_BITS = 32  # of a number in Elias' code: no index of a tensor needs more
 ENDED, MALFORMED = -1, -2

@@ -1,4 +1,4 @@
-"""FedFQ: our default (water-filling in the adaptive basis), and the paper's widths, exact or by its search (CGSA).
+"""FedFQ: our default (water-filling in the shared basis), and the paper's widths, exact or by its search (CGSA).
 
 With `ratio` the payload is that many times smaller than float32, in bytes, and bytes are what is claimed. With
 `claimed_ratio`, for the paper's widths only, B = 32 d / claimed_ratio is counted as the paper counts: the widths' bits,
@@ -87,7 +87,8 @@ class FedFQWidths(Method):
         payload = self._codec().encode(update, order.seed)
         claimed = 8 * len(payload)
         if self.ratio is None:
-            claimed = int(32 * sum(lengths(update).values()) / (self.claimed_ratio or 32))
+            size = sum(lengths(update).values())
+            claimed = int(min(32 / (self.claimed_ratio or 32), 8) * size)  # wider than 8 bits no parameter can be
         return Upload(payload, claimed)
 
     def decode(self, payload: bytes, like: Update) -> Update:

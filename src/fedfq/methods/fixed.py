@@ -3,7 +3,8 @@
 The quantizer is the paper's Eq. 5 with b_j = b: |h_j| / scale times s levels, rounded up or down at random so that the
 mean is right, and a sign. Deviation: a code that fits b bits has s = 2^(b-1) - 1 levels and a sign (2^b - 1 symbols;
 the printed s = 2^(b-1) has 2^b + 1), and the scale is max |h| of the tensor, not its l2 norm, at which 2 bits would
-send next to nothing. So does the authors' code. Levels are packed b bits each; nothing is entropy coded.
+send next to nothing. So does the authors' code. Levels are packed b bits each; nothing is entropy coded: the bytes are
+those of FedPAQ with s levels of max |h|.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
-from .bits import fields, read_fields, write
+from .fedpaq import FedPAQ
 from .method import Array, Method, Order, State, Update, Upload
-from .quantizer import dequantize, peak, random_levels
-from .wire import Reader, divide, lengths, unite
+from .wire import lengths
 
 
 @dataclass(frozen=True)
@@ -32,26 +30,12 @@ class Fixed(Method):
             raise ValueError(f"bits must be 2, 4 or 8, got {self.bits!r}")
 
     @property
-    def levels(self) -> int:
-        return 2 ** (self.bits - 1) - 1
+    def _levels(self) -> FedPAQ:
+        return FedPAQ(levels=2 ** (self.bits - 1) - 1, norm="max")
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
-        parts = divide(update)
-        rng = np.random.default_rng(order.seed)
-        payload = [self._encode_vector(h, rng) for h in parts.vectors.values()]
-        return Upload(b"".join(payload) + parts.carried, self.bits * sum(h.size for h in parts.vectors.values()))
-
-    def _encode_vector(self, h: Array, rng: np.random.Generator) -> bytes:
-        """The scale, then l + s for every level l in -s .. s."""
-        scale = peak(h)
-        codes = random_levels(h, scale, self.levels, rng) + self.levels
-        return scale.astype("<f4").tobytes() + write(fields(codes, self.bits))
+        upload = self._levels.encode(update, memory, order)
+        return upload._replace(claimed_bits=self.bits * sum(lengths(update).values()))
 
     def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
-        reader = Reader(payload)
-        return unite(like, {name: self._decode_vector(reader, size) for name, size in lengths(like).items()}, reader)
-
-    def _decode_vector(self, reader: Reader, size: int) -> Array:
-        scale = reader.scale()
-        codes = read_fields(reader, size, self.bits, 2 * self.levels)
-        return dequantize(codes.astype(np.int64) - self.levels, scale, self.levels)
+        return self._levels.decode(payload, like)

@@ -168,9 +168,13 @@ def _title(groups: Groups) -> str:
 
 
 def _head(groups: Groups) -> str:
+    return f"<h1>{_title(groups)}</h1>\n{introduction('Accuracy on the test examples, and the bytes it took.')}"
+
+
+def introduction(words: str) -> str:
+    """A page's first words, and how to use it."""
     help_ = "Point at a curve for exact values, click on a name to hide its curve and on a column to sort by it."
-    words = f'Accuracy on the test examples, and the bytes it took. <span class="screen">{help_}</span>'
-    return f"<h1>{_title(groups)}</h1>\n{markup.note(words)}"
+    return markup.note(f'{words} <span class="screen">{help_}</span>')
 
 
 def _section(place: int, curves: Curves) -> str:

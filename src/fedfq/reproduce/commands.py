@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click.core import ParameterSource
 
 from fedfq.federation.commands import DataDir, Workers, machine, progress
+from fedfq.hints import nearest
 from fedfq.network.commands import TABLES as NETWORK
 from fedfq.network.commands import ByTensor, Clients, Downlink, Rounds, SlowMotion, StepSeconds, network_table
-from fedfq.tasks import nearest
 
 if TYPE_CHECKING:
     from fedfq.reproduce.cells import Cell
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
 WHAT = ["table1", "table2", *NETWORK, "figures"]
 OUT = Path("results/reproduce")
 FAILED = 1
+FOR_TRAINING = ("profile", "only", "seed", "workers", "data_dir")
+FOR_NETWORK = ("clients", "rounds", "step_seconds", "downlink", "slow_motion", "by_tensor")
 
 
 def reproduce(
+    context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="table1|table2|table3|table4|figures", help="What to make.")],
     profile: Annotated[
         str, typer.Option(help="quick (about 8 hours on two cores, both tables) or paper (its setting).")
@@ -53,6 +57,10 @@ def reproduce(
     Can be stopped at any moment: the next call goes on there. A cell that failed is shown with its reason, and tried
     again by the next call.
     """
+    _known("part", what, WHAT)
+    for name in FOR_TRAINING if what in NETWORK else FOR_NETWORK:
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise ValueError(f"--{name.replace('_', '-')} does not go with {what}")
     if what in NETWORK:
         network_table(what, out, clients, rounds, step_seconds, downlink, slow_motion, by_tensor)
         return
@@ -60,7 +68,6 @@ def reproduce(
 
     out = out or OUT
     columns = PROFILES[_known("profile", profile, list(PROFILES))]
-    _known("part", what, WHAT)
     if any(number < 0 for number in seed or []):
         raise ValueError("--seed must be at least 0")
     chosen = cells(columns, TABLES.get(what, ROWS), seed or [0], only or [])

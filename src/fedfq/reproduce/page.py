@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedfq.report import markup
 from fedfq.report.markup import text
-from fedfq.report.page import Curves, Names, breakable, charts, document, footer
+from fedfq.report.page import Curves, Names, breakable, charts, document, footer, introduction
 from fedfq.report.runs import RunData
 from fedfq.report.styles import style
 from fedfq.reproduce.cells import PROFILES, Column
@@ -57,9 +57,7 @@ def _at_a_glance(table: Table, found: Outcomes) -> str:
         f"{escape(' '.join(part.below))}"
         for part in table.parts
     )
-    help_ = "Point at a curve for exact values, click on a name to hide its curve and on a column to sort by it."
-    words = f'Of several seeds, the curves are those of the least. <span class="screen">{help_}</span>'
-    return f"<ul>{items}</ul>\n{markup.note(words)}"
+    return f"<ul>{items}</ul>\n{introduction('Of several seeds, the curves are those of the least.')}"
 
 
 def _progress(column: Column, found: Outcomes) -> str:

@@ -58,6 +58,10 @@ class Outcome:
     failed: dict[int, str]
 
     @property
+    def seeds(self) -> list[int]:
+        return sorted({*self.finished, *self.unfinished, *self.failed})
+
+    @property
     def first(self) -> RunData | None:
         """The run with the least seed, finished if one is."""
         for runs in (self.finished, self.unfinished):
@@ -93,8 +97,12 @@ def outcome(out: Path, column: Column, method: str) -> Outcome:
             found.failed[seed] = (folder / FAILED).read_text("utf-8").strip()
         elif holds_run(folder):
             refuse_others([cell], out)
-            run = read_run(folder)
-            (found.finished if run.finished else found.unfinished)[seed] = run
+            try:
+                run = read_run(folder)
+            except ValueError as error:  # its files are damaged
+                found.failed[seed] = str(error)
+            else:
+                (found.finished if run.finished else found.unfinished)[seed] = run
     return found
 
 

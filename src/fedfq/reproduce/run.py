@@ -33,10 +33,10 @@ def run_cells(
     for cell in cells:
         folder = cell.folder(out)
         again = holds_run(folder)
-        if again and read_run(folder).finished:
-            continue
-        (folder / FAILED).unlink(missing_ok=True)
         try:
+            if again and read_run(folder).finished and not (folder / FAILED).exists() and not _cut_short(folder):
+                continue
+            (folder / FAILED).unlink(missing_ok=True)
             with watching(cell) as watch:
                 run_federation(cell.config, folder, resume=again, workers=workers, data_dir=data_dir, watch=watch)
         except Exception as error:  # of whatever kind: the others can still be run
@@ -46,3 +46,8 @@ def run_cells(
             failed.append(cell)
         done(cell)
     return failed
+
+
+def _cut_short(folder: Path) -> bool:
+    """It ended after its last round, but before its model was written."""
+    return (folder / "checkpoint").exists() and not (folder / "model.safetensors").exists()

@@ -7,6 +7,7 @@ mean and, in parentheses, the least and the most of them. MB are 2^20 bytes here
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ class Part:
     rows: tuple[Row, ...]
     below: tuple[str, ...]
     target: float | None = None  # with the least seed
+    brief: str = ""  # what of `above` has to stand in the narrowest form
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
 
 
 def _uplinks(column: Column, found: Outcomes) -> Part:
-    baseline = found[column.name, FEDAVG].finished
+    reference = found[column.name, FEDAVG]
+    baseline = reference.finished
     sums = {column.method(row): _to_target(column, found[column.name, column.method(row)], baseline) for row in TABLE_2}
 
     def entries(method: str) -> list[Entry]:
@@ -163,11 +166,11 @@ def _uplinks(column: Column, found: Outcomes) -> Part:
             return None if mb is None else mb / run.config.per_round
 
         def fewer(seed: int, run: RunData) -> float | None:
-            mb, reference = total(seed, run), sums[FEDAVG].get(seed)
-            return reference / mb if mb and reference else None
+            mb, of_fedavg = total(seed, run), sums[FEDAVG].get(seed)
+            return of_fedavg / mb if mb and of_fedavg else None
 
         def otherwise(seed: int) -> str:
-            return "not reached" if seed in sums[method] else f"no target: {FEDAVG} {NOT_RUN}"
+            return "not reached" if seed in sums[method] else f"no target: {FEDAVG} {_state(reference, [seed])}"
 
         one, all_ = (_summary(own, value, _mb, otherwise) for value in (client, total))
         return [_with_the_rest(one, own), all_, paper, _summary(own, fewer, _times), *_ratios(own)]
@@ -177,9 +180,13 @@ def _uplinks(column: Column, found: Outcomes) -> Part:
         f"chosen on a validation run with seed {VALIDATION_SEED}" if column.validated else "without a validation run"
     )
     choice = f"{FEDFQ} is {column.fedfq} here, {chosen}."
-    above = (_about_target(column, baseline), choice)
-    least = target(column, found[column.name, FEDAVG].first)
-    return Part(column, _how(column, found), above, rows, (_verdict(column, sums),), least)
+    shown = _target_shown(column, baseline) or _state(reference, reference.seeds)
+    least = target(column, baseline[min(baseline)] if baseline else None)
+    return Part(
+        *(column, _how(column, found), (_about_target(column, shown), choice), rows, (_verdict(column, sums, found),)),
+        target=least,
+        brief=f"target: {shown}; {FEDFQ}: {column.fedfq}",
+    )
 
 
 def target(column: Column, baseline: RunData | None) -> float | None:
@@ -200,13 +207,18 @@ def _to_target(column: Column, own: Outcome, baseline: Mapping[int, RunData]) ->
     return sums
 
 
-def _about_target(column: Column, baseline: Mapping[int, RunData]) -> str:
+def _target_shown(column: Column, baseline: Mapping[int, RunData]) -> str:
     if column.target is not None:
-        shown = f"{column.target:.0%}"
-    else:
-        targets = [found for run in baseline.values() if (found := target(column, run)) is not None]
-        reached = _spread(targets, "{:.2%}".format).text if targets else NOT_RUN
-        shown = f"{TARGET_FRACTION:g} times {FEDAVG}'s best with the same seed: {reached}"
+        return f"{column.target:.0%}"
+    targets = {seed: found for seed, run in baseline.items() if (found := target(column, run)) is not None}
+    return ", ".join(
+        f"{found:.2%}" + (f" (seed {seed})" if len(targets) > 1 else "") for seed, found in targets.items()
+    )
+
+
+def _about_target(column: Column, shown: str) -> str:
+    if column.target is None:
+        shown = f"{TARGET_FRACTION:g} times {FEDAVG}'s best with the same seed: {shown}"
     if column.paper_target is None:
         return f"Target: {shown}. Not in the paper."
     best = max(column.paper_accuracy.values(), default=math.inf)
@@ -216,7 +228,7 @@ def _about_target(column: Column, baseline: Mapping[int, RunData]) -> str:
     return f"Target: {shown}. The paper's: {column.paper_target:.0%}{beyond}."
 
 
-def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]]) -> str:
+def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]], found: Outcomes) -> str:
     """How our row compares with every other one, each over the seeds that both have."""
     own = column.fedfq
     ours = {seed: mb for seed, mb in sums[own].items() if mb is not None}
@@ -227,30 +239,34 @@ def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]]) -> 
         return f"{own} did not reach the target with {_seeds(missed)}."
     ratios: dict[str, float] = {}  # their bytes over ours
     unreached: list[str] = []
+    failed: list[str] = []
     unfinished: list[str] = []
     for method in (row for row in TABLE_2 if row in column.rows and row != FEDFQ):
         theirs = {seed: mb for seed, mb in sums[method].items() if seed in ours}
         reached = [mb / ours[seed] for seed, mb in theirs.items() if mb is not None]
         if reached and len(reached) == len(theirs):
             ratios[method] = math.fsum(reached) / len(reached)
+        elif theirs:
+            unreached.append(method)
         else:
-            (unreached if theirs else unfinished).append(method)
+            (failed if found[column.name, method].failed else unfinished).append(method)
     more = [method for method, ratio in ratios.items() if ratio > 1 and method != FEDAVG]
     less = [method for method, ratio in ratios.items() if ratio <= 1 and method != FEDAVG]
-    said = _against(own, ratios[FEDAVG]) if FEDAVG in ratios else f"{own} reached the target"
+    said = _against(column, ratios[FEDAVG]) if FEDAVG in ratios else f"{own} reached the target"
     if less:
         said += f", but not fewer than {', '.join(less)}" + (f"; fewer than {', '.join(more)}" if more else "")
     elif more:
         said += f", and fewer than every other method that reached the target: {', '.join(more)}"
     else:
         said += "; no other method has reached the target"
-    rest = [("Not reached by", unreached), ("Not finished:", unfinished)]
+    rest = [("Not reached by", unreached), ("Failed:", failed), ("Not finished:", unfinished)]
     return " ".join([f"{said}.", *(f"{what} {', '.join(names)}." for what, names in rest if names)])
 
 
-def _against(own: str, ratio: float) -> str:
+def _against(column: Column, ratio: float) -> str:
     times = f"{ratio:,.1f} times fewer" if ratio >= 1 else f"{1 / ratio:,.1f} times more"
-    return f"{own} needs {times} bytes than {FEDAVG}"
+    missed = "" if ratio >= column.aim else ", which is missed"
+    return f"{column.fedfq} needs {times} bytes than {FEDAVG} (aim: {column.aim}{missed})"
 
 
 # What both have
@@ -260,12 +276,26 @@ def _missing(column: Column, method: str, found: Outcome) -> Entry | None:
     """Why there is no number."""
     if found.finished:
         return None
-    if found.failed:
-        return Entry(f"failed: {next(iter(found.failed.values()))}")
-    if found.unfinished:
-        run = next(iter(found.unfinished.values()))
-        return Entry(f"unfinished: {len(run.rounds)} of {run.config.rounds} rounds")
+    rest = _rest(found)
+    if len(rest) == 1:
+        return Entry(next(iter(rest.values())))
+    if rest:
+        return Entry("; ".join(f"seed {seed} {why}" for seed, why in rest.items()))
     return Entry(NOT_RUN if method in column.methods else LEFT_OUT)
+
+
+def _rest(found: Outcome) -> dict[int, str]:
+    """What became of seeds that are not finished."""
+    failed = {seed: f"failed: {reason}" for seed, reason in found.failed.items()}
+    return failed | {
+        seed: f"unfinished: {len(run.rounds)} of {run.config.rounds} rounds" for seed, run in found.unfinished.items()
+    }
+
+
+def _state(found: Outcome, seeds: Iterable[int]) -> str:
+    """In a word, why these seeds have no number."""
+    rest = _rest(found)
+    return next((rest[seed].split(":")[0] for seed in seeds if seed in rest), NOT_RUN)
 
 
 def _summary(
@@ -287,16 +317,15 @@ def _summary(
 
 def _with_the_rest(entry: Entry, found: Outcome) -> Entry:
     """Seeds that failed or are not finished, beside those that are."""
-    rest = [f"seed {seed} failed: {reason}" for seed, reason in found.failed.items()]
-    rest += [f"seed {seed} unfinished" for seed in found.unfinished]
+    rest = (f"seed {seed} {why}" for seed, why in _rest(found).items())
     return Entry("; ".join([entry.text, *rest]), entry.number)
 
 
 def _spread(numbers: Sequence[float], form: Form, mark_from: float = math.inf) -> Entry:
     mean = math.fsum(numbers) / len(numbers)
     shown = form(mean) + (LOSSLESS if mean >= mark_from else "")
-    least, most = form(min(numbers)), form(max(numbers))
-    return Entry(shown if least == most else f"{shown} ({least}–{most})", mean)
+    spread = f" ({form(min(numbers))}–{form(max(numbers))})" if len(numbers) > 1 else ""
+    return Entry(shown + spread, mean)
 
 
 def _ratios(found: Outcome) -> list[Entry]:
@@ -332,17 +361,28 @@ def _how(column: Column, found: Outcomes) -> tuple[str, ...]:
     decay = "" if config.lr_decay == 1 else f" × {config.lr_decay:g} a round"
     every = "" if config.eval_every == 1 else f", evaluated every {config.eval_every}"
     ran = [found[column.name, method] for method in dict.fromkeys(map(column.method, ROWS))]
-    seeds = sorted({seed for one in ran for seed in (*one.finished, *one.unfinished)})
     parts = [
         f"{config.task}, {config.split}",
         f"{config.clients} clients, {config.per_round} a round",
         f"{steps} local {_plural(kind, steps)}, batches of {config.batch_size}",
         f"learning rate {config.lr:g}{decay}",
         f"{config.rounds} rounds{every}",
-        *([_seeds(seeds)] if seeds else []),
     ]
     runs = [run for one in ran for run in (*one.finished.values(), *one.unfinished.values())]
-    return (f"{', '.join(parts)}.", *([_where(runs)] if runs else []))
+    return (f"{', '.join(parts)}.", *([_which_seeds(column, found), _where(runs)] if runs else []))
+
+
+def _which_seeds(column: Column, found: Outcomes) -> str:
+    """Of every method there is; most have the same."""
+    seeds: dict[str, tuple[int, ...]] = {}
+    for method in dict.fromkeys(map(column.method, ROWS)):
+        one = found[column.name, method]
+        if one.finished or one.unfinished:
+            seeds[method] = tuple(sorted((*one.finished, *one.unfinished)))
+    usual = Counter(seeds.values()).most_common(1)[0][0]
+    others = [f"{method}: {_seeds(own)}" for method, own in seeds.items() if own != usual]
+    said = _seeds(usual).capitalize() + (f" of all but {', '.join(others)}" if others else "")
+    return f"{said}."
 
 
 def _where(runs: Sequence[RunData]) -> str:
@@ -387,6 +427,8 @@ def latex(table: Table) -> str:
     """
     width = len(table.titles)
     groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.column.title)}}}" for part in table.parts]
+    briefs = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.brief)}}}" for part in table.parts]
+    under = [_tex_row(["", *briefs])] if any(part.brief for part in table.parts) else []
     rules = [f"\\cmidrule(lr){{{2 + width * n}-{1 + width * (n + 1)}}}" for n in range(len(groups))]
     titles = ["Method", *map(_tex, table.titles * len(groups))]
     body = [
@@ -402,7 +444,7 @@ def latex(table: Table) -> str:
             *(f"% {_tex(line)}" for line in about),  # too much for a caption
             *("\\begin{table*}", "\\centering", "\\resizebox{\\textwidth}{!}{%"),
             f"\\begin{{tabular}}{{l{'r' * width * len(groups)}}}",
-            *("\\toprule", _tex_row(["", *groups]), " ".join(rules), _tex_row(titles), "\\midrule"),
+            *("\\toprule", _tex_row(["", *groups]), *under, " ".join(rules), _tex_row(titles), "\\midrule"),
             *map(_tex_row, body),
             *("\\bottomrule", "\\end{tabular}}"),
             f"\\caption{{{_tex(' '.join([table.caption + '.', *table.notes]))}}}",

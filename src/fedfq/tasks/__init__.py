@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from fedfq.hints import nearest
 
 if TYPE_CHECKING:
     from fedfq.tasks.splits import split
@@ -51,12 +52,6 @@ def get(name: str) -> Task:
     if name not in _registered:
         import_module(f"{__name__}.{_HOMES[name]}")
     return _registered[name]
-
-
-def nearest(wrong: str, valid: list[str]) -> str:
-    """A hint for whoever mistyped a name."""
-    near = get_close_matches(wrong, valid, n=1, cutoff=0.4)
-    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 _LAZY = {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedfq.tasks import nearest
+from fedfq.hints import nearest
 
 if TYPE_CHECKING:
     from fedfq.tasks.task import Data
@@ -29,7 +29,7 @@ def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
 
     All but `natural` give out every example exactly once. No client is left with nothing.
     """
-    name, value = _parse(spec)
+    name, value = parse(spec)
     rng = np.random.default_rng(seed)
     if clients < 1:
         raise ValueError(f"there must be at least one client, not {clients}")
@@ -46,7 +46,7 @@ def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
     return _shards(data.train.labels, clients, shards_each, rng)
 
 
-def _parse(spec: str) -> tuple[str, float]:
+def parse(spec: str) -> tuple[str, float]:
     """The name of a split and its parameter; NaN where it takes none."""
     name, colon, parameter = spec.partition(":")
     form = next((form for form in FORMS if form.partition(":")[0] == name), None)

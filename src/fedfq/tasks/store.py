@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from fedfq.codec.errors import FedFQError
-from fedfq.tasks import cifar10_files, nearest, shakespeare_text
+from fedfq.hints import nearest
+from fedfq.tasks import cifar10_files, shakespeare_text
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -150,7 +150,7 @@ def encode(
             metavar="PATTERN", help="Send these as float16, instead of *running_mean and *running_var. Repeatable."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="For stochastic rounding and cgsa.")] = 0,
+    seed: Annotated[int, typer.Option(help="For factors, stochastic rounding and cgsa.")] = 0,
     threads: Annotated[int, typer.Option(help="Does not change the bytes.")] = 1,
 ) -> None:
     """Compress an update to a payload.

@@ -15,6 +15,11 @@ from fedfq.codec.shared import SharedBasis
 RESIDUAL, PREVIOUS = "residual/", "previous/"
 
 
+def _less(array: Array, sent: Array) -> Array:
+    """array - sent, in the memory of the latter."""
+    return np.subtract(array, sent, out=sent)
+
+
 class ErrorFeedback:
     """A client's memory: p = update + e is encoded, and e becomes p - q, with q what the server will decode.
 
@@ -32,7 +37,7 @@ class ErrorFeedback:
         tensors = [self._corrected(tensor) for tensor in read(update, self.codec.keep)]
         # Decoded without the gain: the residual of a scaled update would no longer contract.
         payload, sent = self.codec.encode_and_decode(tensors, seed, shared_basis)
-        left_out = {t.spec.name: t.array - sent[t.spec.name] for t in tensors if t.kind != EXACT}
+        left_out = {t.spec.name: _less(t.array, sent[t.spec.name]) for t in tensors if t.kind != EXACT}
         self._previous, self.residual = self.residual, self.residual | left_out
         return payload
 
@@ -43,11 +48,12 @@ class ErrorFeedback:
         name = tensor.spec.name
         memory = self.residual.get(name)
         with np.errstate(over="ignore"):  # encoding refuses what is not finite in float32
-            value = tensor.array.astype(np.float32)
-            if memory is not None:
-                if memory.shape != value.shape:
-                    raise ValueError(f"tensor {name!r} has shape {value.shape}, its memory has {memory.shape}")
-                value += memory
+            if memory is None:
+                value = tensor.array.astype(np.float32, copy=False)
+            elif memory.shape == tensor.spec.shape:
+                value = np.add(tensor.array, memory, dtype=np.float32)
+            else:
+                raise ValueError(f"tensor {name!r} has shape {tensor.spec.shape}, its memory has {memory.shape}")
         return Tensor(name, value, self.codec.keep, tensor.spec.dtype)
 
     def rollback(self) -> None:

@@ -135,6 +135,38 @@ def test_the_budget_is_used_when_the_step_is_sought_on_a_sample() -> None:
         assert len(encode(update, ratio=ratio)) >= 0.94 * raw_size(update) / ratio
 
 
+@pytest.mark.parametrize("ratio", [1000, 3000, 12000])
+def test_the_budget_is_used_where_factors_have_to_be_few(ratio: int) -> None:
+    rng = np.random.default_rng(0)
+    product = rng.standard_normal((384, 2)) @ rng.standard_normal((2, 2304))
+    update = {"w": (product + 0.1 * rng.standard_normal(product.shape)).astype(np.float32)}
+    payload = encode(update, ratio=ratio)
+    assert 0.9 < len(payload) * ratio / raw_size(update) <= 1
+    assert nmse(update, decode(payload)) < {1000: 0.02, 3000: 0.3, 12000: 0.95}[ratio]
+
+
+@pytest.mark.parametrize("options", [{}, {"rounding": "stochastic"}, {"allocator": "exact"}, {"allocator": "cgsa"}])
+@pytest.mark.parametrize("spare", [40, 100, 1000])
+@pytest.mark.parametrize("kind", ["normal", "student"])
+def test_the_budget_is_used_beside_tensors_that_take_most_of_it(kind: str, spare: int, options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((300, 300)) if kind == "normal" else rng.standard_t(2, (300, 300))
+    update = {"kept": rng.standard_normal(50_000).astype(np.float32), "w": w.astype(np.float32)}
+    minimum = len(Codec(max_bytes=10**6, keep=["kept"], **options).encode(update | {"w": np.zeros_like(w)}))
+    payload = Codec(max_bytes=minimum + spare, keep=["kept"], **options).encode(update)
+    assert minimum + 0.3 * spare < len(payload) <= minimum + spare
+    assert decode(payload)["w"].any()
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (10, 128), (16, 16), (1100, 1100)])
+@pytest.mark.parametrize("scale", [1e-22, 1e-24, 1e-40])
+def test_tensors_whose_squares_vanish_beside_others(shape: tuple[int, ...], scale: float) -> None:
+    rng = np.random.default_rng(0)
+    large, small = rng.standard_normal((64, 64)), scale * rng.standard_normal(shape)
+    update = {"large": large.astype(np.float32), "small": small.astype(np.float32)}
+    assert nmse(update, decode(encode(update, ratio=8))) < 0.1
+
+
 def test_more_than_enough_budget_is_left_over() -> None:
     """The finest step is 2^17 levels: no more is spent on it."""
     update = {"w": draw("normal", (30, 40))}

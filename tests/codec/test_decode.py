@@ -1,6 +1,7 @@
 """`decode` and `Accumulator`: names, shapes and dtypes as they were, limits before work, and means to the last bit."""
 
 import struct
+import tracemalloc
 import zlib
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfq import Accumulator, Codec, PayloadError, decode, encode
+from fedfq import Accumulator, Codec, PayloadError, decode, encode, inspect
 from fedfq.codec.layout import Spec
 from fedfq.codec.payload import ZERO, Section, write
 from tests.updates import Array, assert_identical, draw, network, nmse, scaled
@@ -179,6 +180,26 @@ def test_the_decoded_size_is_limited() -> None:
     assert_identical(decode(payload, like=update, max_bytes=1), update)  # the model is the limit then
 
 
+def test_factors_of_any_shape_take_little_more_than_what_they_make() -> None:
+    """And nothing stays: a server meets whatever shapes a stranger likes."""
+    one = np.ones((1, 1), np.float32)
+    decode(encode({"w": np.broadcast_to(one, (64, 8, 8)).copy()}, ratio=8))  # what is compiled stays, of course
+    tracemalloc.start()
+    try:
+        for side in (1024, 1023, 1022):
+            shape = (1, side, side)
+            payload = encode({"w": np.broadcast_to(one, shape).copy()}, ratio=1000)
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            update = decode(payload)
+            peak = tracemalloc.get_traced_memory()[1]
+            assert inspect(payload).tensors[0].rank == 1 and peak - before < 2.5 * update["w"].nbytes
+            del update
+            assert tracemalloc.get_traced_memory()[0] - before < 100_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_by_default_the_limit_is_a_gigabyte() -> None:
     payload = write([Spec("w", (2**28 + 1,), np.dtype(np.float32))], [Section(ZERO)], as_digest=False)
     with pytest.raises(PayloadError) as caught:
@@ -218,6 +239,15 @@ def test_the_mean_is_the_weighted_mean_of_what_is_decoded(
             np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6 * largest)
         else:
             np.testing.assert_array_equal(value, np.rint(expected))
+
+
+def test_a_weight_may_be_any_positive_integer() -> None:
+    """Flower carries 64 bits without a sign."""
+    payload = encode({"w": np.ones(3, np.float32)}, step=0.1)
+    mean = Accumulator(like={"w": np.ones(3, np.float32)})
+    for weight in (5, 2**63, 2**64 - 1, 10**30):
+        mean.add(payload, weight)
+    np.testing.assert_allclose(mean.mean()["w"], decode(payload)["w"], rtol=1e-6)
 
 
 def test_one_client_is_its_own_mean() -> None:

@@ -168,6 +168,15 @@ def test_floats_that_numpy_lacks_become_float32(dtype: torch.dtype) -> None:
     np.testing.assert_array_equal(gathered(tensor), value.float().numpy())
 
 
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.int32, torch.bool]
+)
+def test_a_models_layout_is_read_without_its_numbers(dtype: torch.dtype) -> None:
+    """Which may be many, on another device, and of another type: `meta` has none at all."""
+    here, nowhere = (torch.zeros(3, 2, 1, dtype=dtype, device=device) for device in ("cpu", "meta"))
+    assert specs({"w": nowhere}) == [Tensor("w", here).spec]
+
+
 def test_a_sample_is_every_so_many_th_row_and_column() -> None:
     array = BASE.reshape(120, 100)
     sample = Matrix(array.reshape(-1), 203, 100, 50, 60).sample(7, 4)

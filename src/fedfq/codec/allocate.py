@@ -266,7 +266,7 @@ def find_step(
     wants to have of the best one. Returns the best step that fits (`high` if none was met, which then must), the slope
     there, and its outcome.
     """
-    target = math.log(budget * (1.0 - tolerance / 2))
+    target = math.log(max(budget, 1) * (1.0 - tolerance / 2))
     fine = coarse = last = None  # (log step, log size): too large, fitting, and of the trial before
     outcome: Outcome | None = None
     x = math.log(min(max(guess, low), high))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import pairwise, product
 from typing import NamedTuple
 
@@ -43,11 +42,26 @@ class Fold(NamedTuple):
         return math.prod(sides[: self.rows]), math.prod(sides[self.rows :])
 
     def matrix(self, array: Array) -> Array:
-        """The tensor as this matrix, copied as float32."""
-        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
+        """The tensor as this matrix, in float32: the tensor itself where it is that already."""
+        flat = np.ascontiguousarray(array, np.float32)
+        if flat.ndim == 2:
+            return flat
         result = np.empty(self.shape(array.shape), np.float32)
-        _gather_blocks(flat, _places(self, array.shape[1:]), result.reshape(-1))
+        _gather(flat.reshape(-1), *self.places(array.shape), result)
         return result
+
+    def places(self, shape: tuple[int, ...]) -> tuple[Array, Array]:
+        """Where in the flat tensor the matrix's entries lie: entry (i, j) at the first's i-th number plus the second's
+        j-th."""
+        strides = [math.prod(shape[d + 1 :]) for d in range(len(shape))]
+
+        def along(dimensions: tuple[int, ...]) -> Array:
+            at = np.zeros(1, np.int64)
+            for d in dimensions:
+                at = (at[:, None] + strides[d] * np.arange(shape[d])).reshape(-1)
+            return at
+
+        return along(self.order[: self.rows]), along(self.order[self.rows :])
 
 
 class Product(NamedTuple):
@@ -58,57 +72,50 @@ class Product(NamedTuple):
 
     def add_to(self, total: Array, shape: tuple[int, ...]) -> None:
         """total += the product, kept within float32; `total` is the tensor, flat."""
-        for here, places, made in self._blocks(shape):
-            _add_blocks(total[here], places, made)
+        for rows, columns, made in self._blocks(shape):
+            _add(total, rows, columns, made)
 
     def rest(self, array: Array) -> Array:
         """The tensor less the product, as float32."""
         flat = np.ascontiguousarray(array, np.float32).reshape(-1)
         rest = np.empty_like(flat)
-        for here, places, made in self._blocks(array.shape):
-            _subtract_blocks(flat[here], places, made, rest[here])
+        for rows, columns, made in self._blocks(array.shape):
+            _subtract(flat, rows, columns, made, rest)
         return rest.reshape(array.shape)
 
-    def _blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[slice, Array, Array]]:
-        """Pieces of the flat tensor, the places of entries in each of its blocks, and the product for them."""
+    def _blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[Array, Array, Array]]:
+        """Some rows at a time: the places of these rows and of the columns in the flat tensor, and the product."""
         view = fold(shape)
         assert view is not None
-        cells, rows = math.prod(shape[1:]), self.left.shape[0] // shape[0]
-        count = max(1, BLOCK_CELLS // cells)
-        places = _places(view, shape[1:])
-        for at in range(0, shape[0], count):
-            made = self.left[at * rows : (at + count) * rows] @ self.right.T
-            yield slice(at * cells, (at + count) * cells), places, made.reshape(-1)
-
-
-@lru_cache(maxsize=64)
-def _places(view: Fold, inner: tuple[int, ...]) -> Array:
-    """The matrix of one index of the first dimension: where in the tensor's piece of that index each entry lies."""
-    block = np.arange(math.prod(inner), dtype=np.int32).reshape(1, *inner)
-    return np.ascontiguousarray(block.transpose(view.order)).reshape(-1)
+        rows, columns = view.places(shape)
+        together = rows.size // shape[0]  # rows of one index of the first dimension
+        cells = together * columns.size
+        count = BLOCK_CELLS // cells * together if cells <= BLOCK_CELLS else max(1, BLOCK_CELLS // columns.size)
+        for at in range(0, rows.size, count):
+            yield rows[at : at + count], columns, self.left[at : at + count] @ self.right.T
 
 
 @kernel
-def _gather_blocks(flat: Array, places: Array, result: Array) -> None:
-    for start in range(0, flat.size, places.size):
-        for k in range(places.size):
-            result[U(start + k)] = flat[U(start + places[U(k)])]
+def _gather(flat: Array, rows: Array, columns: Array, result: Array) -> None:
+    for i in range(rows.size):
+        for j in range(columns.size):
+            result[U(i), U(j)] = flat[U(rows[i] + columns[U(j)])]
 
 
 @kernel
-def _add_blocks(total: Array, places: Array, made: Array) -> None:
-    for start in range(0, made.size, places.size):
-        for k in range(places.size):
-            at = U(start + places[U(k)])
-            total[at] = min(max(np.float64(total[at]) + made[U(start + k)], -LARGEST), LARGEST)
+def _add(total: Array, rows: Array, columns: Array, made: Array) -> None:
+    for i in range(rows.size):
+        for j in range(columns.size):
+            at = U(rows[i] + columns[U(j)])
+            total[at] = min(max(np.float64(total[at]) + made[U(i), U(j)], -LARGEST), LARGEST)
 
 
 @kernel
-def _subtract_blocks(flat: Array, places: Array, made: Array, rest: Array) -> None:
-    for start in range(0, made.size, places.size):
-        for k in range(places.size):
-            at = U(start + places[U(k)])
-            rest[at] = flat[at] - made[U(start + k)]
+def _subtract(flat: Array, rows: Array, columns: Array, made: Array, rest: Array) -> None:
+    for i in range(rows.size):
+        for j in range(columns.size):
+            at = U(rows[i] + columns[U(j)])
+            rest[at] = flat[at] - made[U(i), U(j)]
 
 
 def fold(shape: tuple[int, ...]) -> Fold | None:

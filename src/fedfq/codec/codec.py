@@ -122,7 +122,8 @@ class Codec:
     def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
         """The payload of `update`, a mapping from names to numpy arrays or torch tensors.
 
-        Same update and seed: same bytes. Only stochastic rounding and cgsa draw random numbers.
+        Same update and seed: same bytes, on the same machine. Random numbers are drawn for factors (as starting points
+        of the search for them), for stochastic rounding and for cgsa.
         With a `shared_basis`, factors may be sent in its directions; decoding then needs it too.
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """

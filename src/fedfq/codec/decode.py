@@ -109,6 +109,7 @@ class Accumulator:
             rounded = np.float32(weight)
         if not (math.isfinite(rounded) and rounded > 0):
             raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
+        weight = float(weight)  # of an integer beyond 64 bits as well
         parsed = parse(payload, self.layout)
         assert parsed.layout is not None
         known = _known(parsed, shared_basis)

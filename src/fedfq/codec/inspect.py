@@ -48,7 +48,7 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
     assert parsed.layout is not None
     tensors = tuple(_tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections))
     raw = raw_bytes(parsed.layout)
-    parameters = sum(spec.size for spec in parsed.layout)
+    parameters = sum(spec.size for spec in parsed.layout if spec.is_float)  # as `Codec(bits_per_parameter=)` counts
     return Report(
         bytes=len(payload),
         raw_bytes=raw,

@@ -114,6 +114,8 @@ class Tensor:
 
     def __init__(self, name: str, value: Any, keep: tuple[str, ...] = (), dtype: np.dtype[Any] | None = None) -> None:
         self.array = _as_numpy(name, value)
+        if self.array.ndim > 2:  # tile by tile, another memory order would cost a copy of all of it each time
+            self.array = np.ascontiguousarray(self.array)
         self.spec = Spec(name, self.array.shape, dtype or _decoded_dtype(name, self.array.dtype))
         self.kind = EXACT
         if self.spec.is_float:
@@ -148,21 +150,31 @@ class Tensor:
 
 def read(update: Any, keep: tuple[str, ...] = ()) -> list[Tensor]:
     """The tensors of a mapping from names to numpy arrays or torch tensors, of pairs, or of a module."""
+    return [Tensor(name, value, keep) for name, value in _named(update)]
+
+
+def specs(model: Any) -> list[Spec]:
+    """The layout of a model: of anything that `read` takes. Its numbers are not looked at."""
+    return [_spec(name, value) for name, value in _named(model)]
+
+
+def _spec(name: str, value: Any) -> Spec:
+    if _is_torch(value) and str(value.layout) == "torch.strided":
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype in DTYPES or value.is_floating_point():
+            return Spec(name, tuple(value.shape), np.dtype(dtype if dtype in DTYPES else np.float32))
+    return Tensor(name, value).spec
+
+
+def _named(update: Any) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
-    tensors = []
     for name, value in _items(update):
         if not isinstance(name, str):
             raise TypeError(f"tensor names must be str, got {name!r}")
         if name in seen:
             raise ValueError(f"two tensors are named {name!r}")
         seen.add(name)
-        tensors.append(Tensor(name, value, keep))
-    return tensors
-
-
-def specs(model: Any) -> list[Spec]:
-    """The layout of a model: of anything that `read` takes."""
-    return [tensor.spec for tensor in read(model)]
+        yield name, value
 
 
 def raw_bytes(layout: Iterable[Spec]) -> int:
@@ -194,10 +206,15 @@ def _items(update: Any) -> Iterator[tuple[Any, Any]]:
     raise TypeError(f"expected a mapping from names to arrays, got {type(update).__name__}")
 
 
+def _is_torch(value: Any) -> bool:
+    """Without importing it."""
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
+
+
 def _as_numpy(name: str, value: Any) -> Array:
     if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
         return np.asarray(value)
-    if type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach"):
+    if _is_torch(value):
         with suppress(TypeError, RuntimeError):
             return np.asarray(value.detach().cpu().numpy())
         with suppress(TypeError, RuntimeError):  # bfloat16 and the like

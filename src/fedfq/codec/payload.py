@@ -377,7 +377,8 @@ def _as_in_model(entries: Iterable[Spec], like: list[Spec]) -> list[Spec]:
             raise PayloadError("layout", f"tensor {spec.name!r} has shape {spec.shape}, the model's is {expected}")
         layout.append(model[spec.name])
     if len(layout) != len(model):
-        missing = next(iter(set(model) - {spec.name for spec in layout}))
+        found = {spec.name for spec in layout}
+        missing = next(name for name in model if name not in found)
         raise PayloadError("layout", f"the payload lacks the model's tensor {missing!r}")
     return layout
 

@@ -88,11 +88,10 @@ def directions(drift: Array) -> tuple[Known, int] | None:
     view = fold(drift.shape)
     if view is None:
         return None
-    d = view.matrix(drift)
-    scale = float(np.abs(d).max())
+    scale = float(np.abs(drift).max())
     if not 1e-30 < scale < 1e30:
         return None
-    d /= np.float32(scale)
+    d = view.matrix(drift) / np.float32(scale)
     scale = np.sqrt(energy(d) / d.size)
     right = np.empty((d.shape[1], min(MAX_DIRECTIONS, *d.shape)), np.float32)
     _random(stream_key(0, 0), right)

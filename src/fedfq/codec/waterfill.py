@@ -32,6 +32,8 @@ PLAIN_SLOPE, FACTORS_SLOPE = -2.5, -0.65  # of the size over the step, both in l
 HOPELESS = 0.5  # plain coefficients at twice the cost of factors will not catch up
 WORTH = 0.99  # coefficients beside factors must save a percent: they take a pass over the tensor
 CLOSE = 0.04  # ways are decided where sizes are within so much of the budget
+COARSE = 0.25  # of the largest entry: a step above it leaves next to nothing of plain coefficients
+FILLED = 0.5  # of what a budget has above the smallest payload: a coarse step that fills less is not the best one
 SAFE = (1e-15, 1e15)  # peaks between which squares and products of matrices stay within float32
 
 
@@ -122,7 +124,7 @@ class Source:
         if view is None:
             return
         h = view.matrix(self.tensor.array)
-        if not h.any():
+        if not energy(h) > 0.0:  # all zero, or as good as that beside what fills float32
             return
         most = affordable_rank(h.shape[0], h.shape[1], budget, self.known)
         key = stream_key(seed, ~self.number)
@@ -286,8 +288,29 @@ class Waterfill:
             limits = (max(self.finest, *factored, 0.0), self.coarsest)
         elif self.cells > SAMPLE_CELLS:
             guess, slope, _ = find_step(plainly, budget, *limits, guess, slope, tolerance / 2, MAX_TRIALS)
-        best = find_step(exactly, budget, *limits, guess, slope, tolerance, MAX_TRIALS)[2]
-        return best if best is not None else plan.build({})
+        step, _, best = find_step(exactly, budget, *limits, guess, slope, tolerance, MAX_TRIALS)
+        spare = budget - plan.minimum
+        if best is not None and (step < COARSE * self.peak or len(best) - plan.minimum >= FILLED * spare):
+            return best
+        return max(best or b"", self._in_what_is_left(plan, spare, ways), key=len)
+
+    def _in_what_is_left(self, plan: Plan, spare: int, ways: Sequence[Way]) -> bytes:
+        """For budgets near the smallest payload. There, sizes follow no line in logarithms but what they are above that
+        one; and if even the coarsest factors are too large, fewer of them are sent, or plain coefficients."""
+        longest = plan.build({})
+        while True:
+            sigmas = [float(source.low.sigma[0]) for source, way in zip(self.sources, ways) if source.low and way.rank]
+
+            def above(step: float, ways: Sequence[Way] = ways) -> tuple[int, bytes]:
+                result = self._encode(plan, step, ways)
+                return len(result) - plan.minimum, result
+
+            high = max(self.coarsest, *(2.0 * sigma for sigma in sigmas), 0.0)
+            best = find_step(above, spare, self.finest, high, high / 4, PLAIN_SLOPE, 0.01, 2 * MAX_TRIALS)[2]
+            longest = max(longest, best or b"", key=len)
+            if len(longest) - plan.minimum >= FILLED * spare or not sigmas:
+                return longest
+            ways = [way._replace(rank=way.rank // 2) if way.rank > 1 else Way() for way in ways]
 
     def _seek_bases(self, step: float, budget: float) -> None:
         self.spread(lambda source: source.seek_basis(step, self.share, budget, self.seed), self.sources)

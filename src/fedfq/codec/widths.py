@@ -28,7 +28,7 @@ class Widths:
         self.allocator = allocator
         self.rounding = rounding
         self.seed = seed
-        self.h = np.concatenate([tensor.array.reshape(-1).astype(np.float32) for tensor in tensors])
+        self.h = np.concatenate([tensor.array.reshape(-1).astype(np.float32, copy=False) for tensor in tensors])
 
     def with_bits(self, plan: Plan, bits: int) -> bytes:
         """B bits in all, as the paper counts; the payload takes what it takes."""
@@ -49,9 +49,17 @@ class Widths:
             result = self.with_bits(plan, int(8 * self.h.size / coarseness))
             return len(result), result
 
+        def above(coarseness: float) -> tuple[int, bytes]:
+            size, result = fits(coarseness)
+            return size - plan.minimum, result
+
         limits = (1.0, 8.0 * self.h.size)
         guess = max(1.0, self.h.size / budget)
         best = find_step(fits, budget, *limits, guess, slope=-1.0, tolerance=0.01, trials=MAX_TRIALS)[2]
+        if best is None:  # near the smallest payload, sizes follow a line only in what they are above that one
+            spare = budget - plan.minimum
+            guess = max(1.0, self.h.size / max(spare, 1))
+            best = find_step(above, spare, *limits, guess, slope=-1.0, tolerance=0.01, trials=2 * MAX_TRIALS)[2]
         return best if best is not None else plan.build({})
 
     def _section(self, tensor: Tensor, h: Array, widths: Array, number: int) -> pay.Section:

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from fedfq.federation.clients import Clients, Job
 from fedfq.federation.config import Config
@@ -53,6 +53,31 @@ def test_a_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(app, "WAIT", 0.0)
     with pytest.raises(TimeoutError, match="no node plays client 4"):
         app.find_clients(make_grid(Config.make(**SETTINGS)), 5)
+
+
+def test_nodes_that_answer_nonsense_are_not_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor can one take the place of another."""
+    answers = {2: "two", 3: float("nan"), 4: [1], 5: 99, 6: -1, 7: 3, 8: None}
+
+    def tamper(node: int, reply: Message) -> Message:
+        if answers.get(node, 0) is None:
+            reply.content = RecordDict()
+        elif node in answers:
+            value = answers[node]
+            kind = ConfigRecord if isinstance(value, str) else MetricRecord
+            reply.content = RecordDict({"client": kind({"partition-id": value})})
+        return reply
+
+    grid = make_grid(Config.make(**SETTINGS), 9)
+    grid.tamper = tamper
+    monkeypatch.setattr(app, "WAIT", 0.0)
+    with pytest.raises(TimeoutError, match="no node plays client 1"):
+        app.find_clients(grid, 4)  # nodes 9 and 7 play 0 and 3
+    grid.tamper = lambda node, reply: tamper(node, reply) if node == 7 else reply
+    with pytest.raises(TimeoutError, match="no node plays client 2"):  # it said 3, but 6 had said so before
+        app.find_clients(grid, 4)
+    grid.tamper = lambda node, reply: tamper(node, reply) if node < 6 else reply
+    assert app.find_clients(grid, 4) == [9, 8, 7, 6]
 
 
 def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path) -> None:

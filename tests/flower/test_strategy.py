@@ -23,9 +23,11 @@ from flwr.serverapp.strategy import (
     FedMedian,
     FedProx,
     FedTrimmedAvg,
+    FedXgbBagging,
     FedYogi,
     Krum,
     MultiKrum,
+    QFedAvg,
     Strategy,
 )
 
@@ -45,6 +47,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "FedAdam": FedAdam,
     "FedYogi": FedYogi,
     "FedAdagrad": FedAdagrad,
+    "QFedAvg": lambda: QFedAvg(0.1, train_loss_key="loss"),
     "FedMedian": FedMedian,
     "FedTrimmedAvg": FedTrimmedAvg,
     "Krum": lambda: Krum(num_malicious_nodes=1),
@@ -88,8 +91,8 @@ def little_garbage():
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_three_rounds_are_those_of_decoding_by_hand(name, little_garbage):
     initial = network(5)
-    if "clipping" in name:
-        del initial[COUNTER]  # Flower cannot clip integers
+    if "clipping" in name or name == "QFedAvg":
+        del initial[COUNTER]  # Flower's do not work with integers
     grid = LocalGrid(app(MODS.get(name, [fedfq_mod(32)])), NODES)
     compressed, reference = Compressed(STRATEGIES[name]()), STRATEGIES[name]()
     model = record(initial)
@@ -299,6 +302,7 @@ BAD = {
     "of fewer than no examples": ("weight", with_metric("num-examples", -5)),
     "of NaN examples": ("weight", with_metric("num-examples", float("nan"))),
     "of a list of examples": ("weight", with_metric("num-examples", [1, 2])),
+    "of more examples than there can be": ("weight", with_metric("num-examples", 1e38)),
     "with a metric that others do not have": ("metrics", with_metric("extra", 1.0)),
     "with a list for a number": ("metrics", with_metric("loss", [1.0, 2.0])),
     "with other names of its records": ("metrics", with_other_names),
@@ -330,6 +334,73 @@ def test_a_bad_reply_is_dropped_and_the_round_goes_on(strategy, case, caplog):
     reference.configure_train(1, model, ConfigRecord(), grid)
     others = [travelled(reply) for reply in grid.replies if reply.metadata.src_node_id != 3]
     assert_identical(arrays(after), arrays(reference.aggregate_train(1, others)[0]))
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam, FedMedian])
+def test_a_client_that_claims_as_many_examples_as_fit_64_bits(strategy):
+    """It may: the round goes on, and its update counts for nearly all."""
+    grid, compressed, model = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(strategy()), network(5)
+    grid.tamper = lambda node, reply: (with_metric("num-examples", 2**64 - 1)(reply) if node == 2 else None, reply)[1]
+    result = compressed.start(grid, record(model), num_rounds=2)
+    assert result.train_metrics_clientapp[2]["fedfq-dropped"] == 0
+    assert all(np.isfinite(value).all() for value in arrays(result.arrays).values())
+
+
+def test_the_name_of_a_number_cannot_stand_for_a_list():
+    """What most clients send as three numbers, one sends as one, under a name that looks like it."""
+
+    def tamper(node: int, reply: Message) -> Message:
+        name, value = ("per-class[3]", 1.0) if node == 3 else ("per-class", [1.0, 2.0, 3.0])
+        with_metric(name, value)(reply)
+        return reply
+
+    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 4), Compressed(FedAvg(fraction_evaluate=0.0))
+    grid.tamper = tamper
+    result = compressed.start(grid, record(network(5)), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["fedfq-dropped-nodes"] == [3]
+
+
+def test_of_two_that_differ_the_one_who_was_as_usual_before_is_kept():
+    grid, compressed, model = LocalGrid(app([fedfq_mod(32)]), 2), Compressed(FedAvg()), record(network(5))
+    for round_, dropped in ((1, 0), (2, 1)):
+        grid.tamper = lambda node, reply, odd=dropped: (
+            with_metric("extra", 1.0)(reply) if node == odd else None,
+            reply,
+        )[1]
+        replies = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
+        _, metrics = compressed.aggregate_train(round_, replies)
+        assert metrics["fedfq-dropped"] == dropped
+    assert metrics["fedfq-dropped-nodes"] == [1]
+
+
+@pytest.mark.parametrize("loss", [float("nan"), -1.0, float("inf")])
+def test_a_loss_that_would_spoil_the_model_is_dropped(loss):
+    """QFedAvg weighs replies by a power of their loss."""
+    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(QFedAvg(0.1, train_loss_key="loss"))
+    grid.tamper = lambda node, reply: (with_metric("loss", loss)(reply) if node == 2 else None, reply)[1]
+    result = compressed.start(grid, record({"fc.weight": network(5)["fc.weight"]}), num_rounds=1)
+    assert result.train_metrics_clientapp[1]["fedfq-dropped-nodes"] == [2]
+    assert all(np.isfinite(value).all() for value in arrays(result.arrays).values())
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedMedian])
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64, np.int64])
+def test_integers_that_go_up_here_and_down_there(strategy, dtype):
+    """From 7, one client with 10 examples goes to 5, two with 20 and 30 to 9: the mean is 8.3, the median 9."""
+
+    def train(model, context, round_):
+        return model | {"count": np.array([5 if context.node_id == 1 else 9, 120], dtype)}
+
+    model = {"weight": np.zeros((40, 50), np.float32), "count": np.array([7, 8], dtype)}
+    grid = LocalGrid(app([fedfq_mod(16)], train), 3)
+    result = Compressed(strategy()).start(grid, record(model), num_rounds=1)
+    count = arrays(result.arrays)["count"]
+    assert count.tolist() == [8 if strategy is FedAvg else 9, 120] and count.dtype == dtype
+
+
+def test_trees_are_refused():
+    with pytest.raises(ValueError, match="FedXgbBagging sends trees"):
+        Compressed(FedXgbBagging())
 
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, Krum, lambda: STRATEGIES["server-side adaptive clipping"]()])
@@ -364,6 +435,8 @@ def test_clients_that_fail_are_reported_by_the_strategy_itself():
     after, metrics = compressed.aggregate_train(1, replies)
     assert after is not None
     assert metrics["fedfq-dropped"] == 0
+    ((node, reason),) = compressed.last.dropped
+    assert node == 1 and "'fc.bias'" in reason
 
 
 # The shared basis

@@ -18,6 +18,7 @@ from fedfq.network.plan import (
     Link,
     Setting,
     at_scale,
+    codec_seconds,
     plan,
     simulate,
 )
@@ -68,10 +69,22 @@ def test_clients_that_start_at_different_moments_share_a_link_less() -> None:
 
 
 def test_bytes_are_those_of_all_clients_with_acknowledgements() -> None:
-    found = simulate(replace(MILLION, clients=3, floor_bytes=(1000, 0)), 100)
-    up, down = 4e4 * HEADERS + 1000, 4e6 * HEADERS
+    found = simulate(replace(MILLION, clients=3), 100)
+    up, down = 4e4 * HEADERS, 4e6 * HEADERS
     assert found.uplink_bytes == pytest.approx(3 * (up + ACKNOWLEDGEMENT * down))
     assert found.downlink_bytes == pytest.approx(3 * (down + ACKNOWLEDGEMENT * up))
+
+
+@pytest.mark.parametrize("clients", [3, 7, 49])
+def test_lines_that_are_just_as_fast_as_their_share(clients: int) -> None:
+    """The link is full, and every line too: rounding errors must not make them change places for ever."""
+    lines = simulate(replace(MILLION, clients=clients, uplink_mbps=10, own_uplinks=(10 / clients,) * clients), 64)
+    assert lines.seconds == pytest.approx(simulate(replace(MILLION, clients=clients, uplink_mbps=10), 64).seconds)
+
+
+def test_a_small_model_is_measured_too() -> None:
+    encode, decode = codec_seconds(100)
+    assert 0 < encode < 1 and 0 < decode < 1
 
 
 def test_a_slow_line_leaves_its_share_to_others() -> None:

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from fedfq import tasks
+from fedfq.codec.errors import FedFQError
 from fedfq.federation.client import LocalTraining, load, local_sgd, state
 from fedfq.federation.clients import ENCODING, TRAINING, random
 from fedfq.federation.config import Config
@@ -31,7 +32,7 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
 from fedfq.flower.arrays import record, size, tensors
 from fedfq.flower.mod import fedfq_mod
-from fedfq.flower.strategy import Arrivals, Compressed
+from fedfq.flower.strategy import LONGEST, Arrivals, Compressed
 from fedfq.tasks.task import Data, Task, evaluate
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
@@ -137,6 +138,9 @@ def main(grid: Grid, context: Context) -> None:
     strategy = Compressed(Sampled(config, nodes)) if config.method == "fedfq" else Counted(config, nodes)
     ledger = Ledger(config, folder, task, data, model, strategy, nodes)
     result = strategy.start(grid, record(state(model)), config.rounds, evaluate_fn=ledger.after_round)
+    if not result.arrays:
+        reasons = [each["reason"] for line in folder.rounds() for each in line["rejected"]]
+        raise FedFQError(f"no client sent anything that could be used; the last one: {reasons[-1]}")
     folder.finish(tensors(result.arrays))
 
 
@@ -148,9 +152,10 @@ def find_clients(grid: Grid, count: int) -> list[int]:
         unknown = set(grid.get_node_ids()) - set(nodes.values())
         messages = [Message(RecordDict(), node, MessageType.QUERY) for node in unknown]
         for reply in grid.send_and_receive(messages, timeout=WAIT) if messages else []:
-            if reply.has_content():
-                found: Any = reply.content.metric_records["client"]["partition-id"]
-                nodes[int(found)] = reply.metadata.src_node_id
+            found = reply.content.get("client") if reply.has_content() else None
+            claimed = found.get("partition-id") if isinstance(found, MetricRecord) else None
+            if isinstance(claimed, int) and 0 <= claimed < count:
+                nodes.setdefault(claimed, reply.metadata.src_node_id)  # the first who says so is it
         missing = sorted(set(range(count)) - set(nodes))
         if not missing:
             return [nodes[number] for number in range(count)]
@@ -187,7 +192,9 @@ class Counted(Sampled):
         replies = list(replies)
         arrived = [reply for reply in replies if reply.has_content()]
         nodes = [reply.metadata.src_node_id for reply in arrived]
-        self.last = Arrivals(self.config.per_round, sum(size(reply.content) for reply in arrived), nodes, [])
+        errors = [reply for reply in replies if reply.has_error()]
+        failed = [(reply.metadata.src_node_id, (reply.error.reason or "it failed")[:LONGEST]) for reply in errors]
+        self.last = Arrivals(self.config.per_round, sum(size(reply.content) for reply in arrived), nodes, failed)
         return super().aggregate_train(server_round, replies)
 
 

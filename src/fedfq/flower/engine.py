@@ -56,7 +56,7 @@ def run(config: Config, out: Path, *, workers: int = 1, data_dir: Path | None = 
 
 def simulate(app: str, run_config: Mapping[str, Any], nodes: int, workers: int, finished: Callable[[], bool]) -> None:
     """Run `client` and `server` of a module as a Flower app on so many simulated nodes, until it has `finished`."""
-    with tempfile.TemporaryDirectory(prefix="fedfq-flower-") as folder, ending_by_signal():
+    with tempfile.TemporaryDirectory(prefix="fedfq-flower-", ignore_cleanup_errors=True) as folder, ending_by_signal():
         home, log = Path(folder), Path(folder, "log.txt")
         write_app(home / "app", "fedfq-run", app, run_config)
         variables = environment(home)

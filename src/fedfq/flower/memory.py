@@ -12,6 +12,7 @@ last; the residual of that round is the one to go on with, whatever came after i
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -34,8 +35,10 @@ COPIES = 3  # residuals of two rounds and the initial model
 FORGOTTEN_S = 7 * 24 * 3600.0  # a run whose folder nobody has written to for so long is over
 
 
-def memory_of(context: Context, model_bytes: int) -> Memory:
-    return InState(context) if COPIES * model_bytes < LARGEST_STATE else OnDisk(context)
+def memory_of(context: Context, model: Mapping[str, Array]) -> Memory:
+    """Where a client of this model keeps what it remembers. Of float16, that is float32."""
+    size = sum(max(len(array.data), 4 * math.prod(array.shape)) for array in model.values())
+    return InState(context) if COPIES * size < LARGEST_STATE else OnDisk(context)
 
 
 class Memory(ABC):

@@ -107,7 +107,7 @@ class FedFQMod:
         self._refuse_clipping(message.content)
         order, content, packed = _open(message.content)
         given = dict(_only_record(content)[1])  # the app may take the Arrays out of its record
-        memory = memory_of(context, sum(len(array.data) for array in given.values()))
+        memory = memory_of(context, given)
         self._keep_initial(order, memory, packed)
         message.content = content
         reply = _call(call_next, message, context)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -48,6 +49,7 @@ OFFLINE = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 PATIENCE = 60.0  # seconds for a process to start
+LONGEST_RAY_HOME = 36  # characters: the names of Ray's sockets, 70 characters below it, must not exceed 107
 GRACE = 3.0  # seconds for a process to end by itself
 
 
@@ -62,7 +64,10 @@ def write_app(folder: Path, name: str, home: str, config: Mapping[str, Any]) -> 
 def environment(home: Path) -> dict[str, str]:
     """For a process of Flower's: no calls home, its files in `home`, our tools before others."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    return os.environ | OFFLINE | {"FLWR_HOME": str(home), "PATH": path}
+    own = {"FLWR_HOME": str(home), "PATH": path}
+    if len(str(home)) < LONGEST_RAY_HOME:
+        own["RAY_TMPDIR"] = str(home)  # else Ray leaves a folder behind in the system's
+    return os.environ | OFFLINE | own
 
 
 def tool(name: str) -> str:
@@ -92,7 +97,15 @@ def running(command: list[str], environment: Mapping[str, str], log: Path) -> It
 
 
 def end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End processes and all that descend from them: Flower gives some a session of their own. They are asked first."""
+    """End processes and all that descend from them: Flower gives some a session of their own. They are asked first.
+
+    A second Ctrl-C does not hurry it: nobody else would end them.
+    """
+    with undisturbed():
+        _end(processes)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     family = _descendants([process.pid for process in processes])
     for kind in (signal.SIGTERM, signal.SIGKILL):
         for pid in family:
@@ -152,4 +165,4 @@ def tail(log: Path, lines: int = 15) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value) if isinstance(value, str) else repr(value)

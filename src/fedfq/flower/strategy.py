@@ -19,7 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Strategy
+from flwr.serverapp.strategy import FedAvg, FedXgbBagging, FedXgbCyclic, Strategy
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
@@ -33,6 +33,7 @@ from .arrays import UPDATE, Decoded, NDArray, as_dtype, digest, moved, pack, pac
 from .mod import BYTES, NMSE, ORDER, RATIO, SETTLED, Order, derive
 
 DROPPED = "fedfq-dropped"
+LONGEST = 300  # characters of a reason
 TINY, LARGEST = 1e-30, 1e30  # weights beyond are no numbers of examples, and float32 sums could not hold them
 PRIVACY = (DifferentialPrivacyFixedClippingBase, DifferentialPrivacyAdaptiveBase)
 
@@ -60,6 +61,8 @@ class Compressed(Strategy):
     def __init__(self, strategy: Strategy, *, shared_basis: bool = True, max_norm: float | None = None) -> None:
         if isinstance(strategy, Compressed):
             raise ValueError("the strategy is Compressed already")
+        if isinstance(strategy, (FedXgbBagging, FedXgbCyclic)):
+            raise ValueError(f"{type(strategy).__name__} sends trees, and Compressed updates of a model's tensors")
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm!r}")
         self.strategy = strategy
@@ -76,6 +79,7 @@ class Compressed(Strategy):
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
         self._round: _Round | None = None  # between configure_train and aggregate_train
         self._models = 0  # that were sent in this round
+        self._kinds: Kinds = ()  # of records and metrics that most replies of the last round had
         self.last = Arrivals(0, 0, [], [])
 
     def summary(self) -> None:
@@ -118,24 +122,27 @@ class Compressed(Strategy):
         round_, self._round = self._round, None
         if round_ is None:
             return self.strategy.aggregate_train(server_round, replies)
-        take = _Round.add if _averages(self.strategy) else _Round.checked
+        averages = _averages(self.strategy) and round_.can_be_averaged
+        take = _Round.add if averages else _Round.checked
+        weight_key, loss_key = _keys(self.strategy)
         ledger = _Ledger(raw_bytes(specs(round_.base)))
         passed: list[Message] = []
         answers: list[tuple[Message, _Answer]] = []
         for reply in replies:
             if reply.has_error():
                 passed.append(reply)
+                ledger.failed(reply.metadata.src_node_id, reply.error.reason)
                 continue
             ledger.sent(reply.content)
             try:
-                answers.append((reply, _read(reply.content, _weight_key(self.strategy))))
+                answers.append((reply, _read(reply.content, weight_key)))
             except Unusable as error:
                 ledger.drop(reply.metadata.src_node_id, error.reason, str(error))
-        usual = _usual_metrics([answer for _, answer in answers])
+        usual = self._kinds = _usual([answer.kinds for _, answer in answers], self._kinds)
         for reply, answer in answers:
             node = reply.metadata.src_node_id
             try:
-                answer.check(usual)
+                answer.check(usual, loss_key)
                 record = take(round_, answer)
             except (PayloadError, Unusable) as error:
                 ledger.drop(node, error.reason, str(error))
@@ -147,7 +154,7 @@ class Compressed(Strategy):
         if passed:  # not all strategies can do with nothing at all
             arrays, metrics = self.strategy.aggregate_train(server_round, passed)
         if arrays is not None:
-            arrays = round_.averaged() if _averages(self.strategy) else round_.with_dtypes(arrays)
+            arrays = round_.averaged() if averages else round_.with_dtypes(arrays)
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
         self._settled = (self._settled | ledger.settled) - ledger.unsettled
         self.last = ledger.arrivals(self._models)
@@ -169,7 +176,7 @@ class Arrivals(NamedTuple):
     models: int  # that were sent: one a node, and the initial one where it was sent as well
     uplink_bytes: int  # of all Arrays that came in, those of dropped replies too
     accepted: list[int]  # nodes
-    dropped: list[tuple[int, str]]  # nodes, and why
+    dropped: list[tuple[int, str]]  # nodes, and why; those that failed themselves too
 
 
 class Unusable(FedFQError):
@@ -181,6 +188,9 @@ class Unusable(FedFQError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+
+
+Kinds = tuple[tuple[str, int], ...]
 
 
 class _Answer(NamedTuple):
@@ -195,17 +205,26 @@ class _Answer(NamedTuple):
     settled: bool
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """The names of its records and metrics; of those that are lists, their length as well."""
-        metrics = [f"{name}[{len(value)}]" if isinstance(value, list) else name for name, value in self.metrics.items()]
-        return (self.key, self.metrics_key, *sorted(metrics))
+    def kinds(self) -> Kinds:
+        """The names of its records and metrics; of those that are lists, their length as well, of the others -1."""
+        metrics = sorted((name, len(value) if isinstance(value, list) else -1) for name, value in self.metrics.items())
+        return ((self.key, -1), (self.metrics_key, -1), *metrics)
 
-    def check(self, usual: tuple[str, ...]) -> None:
-        """Refuse what strategies cannot do with: a weight that spoils every mean, metrics that would end the run."""
+    def check(self, usual: Kinds, loss_key: str | None) -> None:
+        """Refuse what strategies cannot do with: a weight or loss that spoils every mean, metrics that would end the
+        run."""
         if not isinstance(self.weight, (int, float)) or not TINY < self.weight < LARGEST:
             raise Unusable("weight", f"the number by which it counts must be positive, got {self.weight!r}")
         if self.kinds != usual:
-            raise Unusable("metrics", f"it has {', '.join(self.kinds)}; most replies have {', '.join(usual)}")
+            raise Unusable("metrics", f"it has {_in_words(self.kinds)}; most replies have {_in_words(usual)}")
+        if loss_key is not None:
+            loss = self.metrics.get(loss_key)
+            if not isinstance(loss, (int, float)) or not 0 <= loss < LARGEST:
+                raise Unusable("metrics", f"its {loss_key}, with which the strategy reckons, is {loss!r}")
+
+
+def _in_words(kinds: Kinds) -> str:
+    return ", ".join(name if length < 0 else f"{name} ({length} numbers)" for name, length in kinds)
 
 
 class _Total(Accumulator):
@@ -234,6 +253,12 @@ class _Round:
         self._clipping_norm = clipping_norm
         self._basis: SharedBasis | None = None
         self._total: _Total | None = None
+
+    @property
+    def can_be_averaged(self) -> bool:
+        """Updates of integers wrap round where they have no sign or few bits: then only the models have a mean."""
+        dtypes = [old.dtype for old in self.base.values()]
+        return not any(dtype.kind == "u" or (dtype.kind == "i" and dtype.itemsize < 4) for dtype in dtypes)
 
     def add(self, answer: _Answer) -> ArrayRecord:
         """Add a payload to the mean. The strategy gets a record without tensors: `averaged` is what it would make."""
@@ -294,6 +319,7 @@ class _Ledger:
         self._sizes: list[int] = []
         self._nmse: list[float] = []
         self._dropped: list[tuple[int, str, str]] = []
+        self._failed: list[tuple[int, str]] = []
         self.accepted: list[int] = []
         self.settled: set[int] = set()
         self.unsettled: set[int] = set()
@@ -307,7 +333,12 @@ class _Ledger:
         if answer.nmse is not None:
             self._nmse.append(answer.nmse)
 
+    def failed(self, node: int, reason: str | None) -> None:
+        """It says so itself, and so does the strategy's log."""
+        self._failed.append((node, (reason or "it failed")[:LONGEST]))
+
     def drop(self, node: int, reason: str, message: str) -> None:
+        message = message[:LONGEST]  # some of it may be the client's own words
         log(WARNING, "fedfq: the reply of node %s is dropped (%s): %s", node, reason, message)
         self._dropped.append((node, reason, message))
         if reason == "basis":  # perhaps it has another initial model
@@ -315,7 +346,7 @@ class _Ledger:
 
     def arrivals(self, models: int) -> Arrivals:
         dropped = [(node, f"{reason}: {message}") for node, reason, message in self._dropped]
-        return Arrivals(models, sum(self._sizes), self.accepted, dropped)
+        return Arrivals(models, sum(self._sizes), self.accepted, dropped + self._failed)
 
     def metrics(self, own: MetricRecord | None) -> MetricRecord:
         """The strategy's metrics and ours."""
@@ -366,16 +397,18 @@ def _clipping_norm(content: RecordDict) -> float | None:
     return None
 
 
-def _weight_key(strategy: Strategy) -> str | None:
-    """The metric by which the strategy, or the one that it stands around, weighs replies."""
+def _keys(strategy: Strategy) -> tuple[str | None, str | None]:
+    """The metrics by which the strategy, or the one that it stands around, weighs replies: their number of examples,
+    and in QFedAvg their loss."""
     while isinstance(inner := getattr(strategy, "strategy", None), Strategy):
         strategy = inner
-    return getattr(strategy, "weighted_by_key", None)
+    return getattr(strategy, "weighted_by_key", None), getattr(strategy, "train_loss_key", None)
 
 
-def _usual_metrics(answers: list[_Answer]) -> tuple[str, ...]:
-    """What most answers have."""
-    return Counter(answer.kinds for answer in answers).most_common(1)[0][0] if answers else ()
+def _usual(kinds: list[Kinds], before: Kinds) -> Kinds:
+    """What most have; where as many have one as another, what was usual before."""
+    counts = Counter(kinds)
+    return max(counts, key=lambda each: (counts[each], each == before), default=before)
 
 
 def _read(content: RecordDict, weight_key: str | None) -> _Answer:

@@ -26,6 +26,7 @@ NDArray = np.ndarray[Any, Any]
 HEADERS = 1514 / 1448  # of Ethernet, IP and TCP: what a full packet takes over what it carries
 ACKNOWLEDGEMENT = 66 / (2 * 1514)  # bytes that go the other way meanwhile for every byte: a small packet for two full
 RATIOS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
+ROUNDED = 1 + 1e-9  # a line that is as fast as its share may seem faster by a rounding error, and would not rest
 NEAR = 0.05  # a round that takes so much longer than the best is as good
 TRIAL_PARAMETERS = 1_000_000
 
@@ -46,7 +47,6 @@ class Setting:
     fixed_seconds: float = 0.0  # of a round, whatever is sent
     encode_seconds: float = 0.0  # of a client's whole update; nothing is encoded at a ratio of 1
     decode_seconds: float = 0.0
-    floor_bytes: tuple[float, float] = (0.0, 0.0)  # up and down, of a client: what the protocol says besides
     # Clients that look for work from time to time start at different moments, which spreads the load of a link: the
     # longest pause before download, steps and upload. With pauses, all begin their steps together, as in `app.paced`.
     pauses: tuple[float, float, float] | None = None
@@ -67,9 +67,8 @@ class Setting:
 
     def sizes(self, ratio: float) -> tuple[float, float]:
         """What a client has to send and to receive, with headers."""
-        up, down = self.floor_bytes
-        raw = 4 * self.parameters
-        return raw / ratio * HEADERS + up, raw * HEADERS + down
+        raw = 4 * self.parameters * HEADERS
+        return raw / ratio, raw
 
 
 class Round(NamedTuple):
@@ -203,7 +202,7 @@ class Link:
             slowest, fastest = _first(self._free_lines, self._free), _first(self._held_lines, self._held)
             if slowest is not None and self._free[slowest][0] <= self._share:
                 self._hold_back(slowest)
-            elif fastest is not None and self._held[fastest][0] > self._share:
+            elif fastest is not None and self._held[fastest][0] > self._share * ROUNDED:
                 self._release(fastest)
             else:
                 break
@@ -271,7 +270,7 @@ def codec_seconds(parameters: int, ratio: float = 64.0) -> tuple[float, float]:
 
     size = min(parameters, TRIAL_PARAMETERS)
     rng = np.random.default_rng(0)
-    side = max(1, math.isqrt(size // 4))
+    side = max(32, math.isqrt(size // 4))  # smaller ones do not fit the ratio
     update = {str(n): (rng.standard_normal((side, 4)) @ rng.standard_normal((4, side))).astype("f4") for n in range(4)}
     codec, total = Codec(ratio=ratio), Accumulator(like=update)
     times = []

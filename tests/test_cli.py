@@ -375,4 +375,4 @@ def test_a_missing_extra_is_named(monkeypatch):
     for module in [name for name in sys.modules if name.startswith(("fedfq.federation.", "fedfq.tasks."))]:
         if not module.endswith(".commands"):
             monkeypatch.delitem(sys.modules, module)
-    assert refused("run") == "fedfq: this needs torch, which is not installed: pip install fedfq[sim]"
+    assert refused("run") == "fedfq: this needs torch, which is not installed: pip install 'fedfq[sim]'"

@@ -57,7 +57,7 @@ class Commands(TyperGroup):
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 raise
-            _fail(f"this needs {package}, which is not installed: pip install fedfq[{EXTRAS[package]}]")
+            _fail(f"this needs {package}, which is not installed: pip install 'fedfq[{EXTRAS[package]}]'")
 
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -6,13 +6,13 @@ Nothing is ever unpickled, and an output file appears whole or not at all.
 from __future__ import annotations
 
 import json
-import lzma
 import math
 import os
 import secrets
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +22,14 @@ from numpy.lib import format as npy
 Array = np.ndarray[Any, np.dtype[Any]]
 
 SUFFIXES = (".safetensors", ".npz")
+
+DAMAGED: tuple[type[Exception], ...] = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError),
+)
+with suppress(ImportError):  # not every Python has it
+    from lzma import LZMAError
+
+    DAMAGED += (LZMAError,)
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
@@ -98,15 +106,7 @@ def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:
                     raise ValueError(f"two tensors are named {name!r}")
                 with archive.open(member) as data:
                     tensors[name] = _read_npy(data, name)
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        lzma.LZMAError,
-        EOFError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+    except DAMAGED as error:
         raise ValueError(f"{path}: not a readable .npz file ({error})") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

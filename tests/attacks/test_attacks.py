@@ -89,14 +89,14 @@ def with_packed(packed: bytes, sections: int = 1) -> bytes:
 def at_most(size: int, seconds: float = 1.0) -> Iterator[None]:
     """No more memory than this at any moment, no more time."""
     tracemalloc.start()
-    began = time.perf_counter()
+    began = time.process_time()
     try:
         yield
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak <= size
-    assert time.perf_counter() - began <= seconds
+    assert time.process_time() - began <= seconds
 
 
 def test_the_payload_that_is_attacked_here_is_valid() -> None:

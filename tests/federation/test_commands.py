@@ -1,5 +1,6 @@
 """`fedfq run`, `compare` and `demo` as their users meet them."""
 
+import errno
 import json
 import os
 import random
@@ -78,6 +79,9 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--lr", "-1"), "lr must be a positive number"),
         (("--rounds", "0"), "rounds must be an integer of at least 1"),
         (("--workers", "0"), "--workers must be at least 1"),
+        (("--config", "workers.toml"), "--workers must be at least 1, got '2'"),
+        (("--device", "tpu9"), "device 'tpu9' cannot be used here"),
+        (("--engine", "flower", "--device", "cuda"), "--device goes with the inline engine"),
         (("--weighting", "size"), "weighting must be 'samples' or 'mean'"),
         (("--local-steps", "2", "--local-epochs", "2"), "give local_steps or local_epochs, not both"),
         (("--resume",), "--resume needs --out"),
@@ -94,23 +98,38 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     working_directory: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     Path("typo.toml").write_text("ratoi = 3")
+    Path("workers.toml").write_text('workers = "2"')
     Path("number.toml").write_text("method = 3")
     Path("broken.toml").write_text("ratio = = 3")
     Path("thesis").mkdir()
     Path("thesis/thesis.tex").write_text("important")
     before = sorted(working_directory.rglob("*"))
-    assert message in refused("run", *([] if "--workers" in arguments else ["--workers", "1"]), *arguments)
+    own = [] if "--workers" in arguments or "workers.toml" in arguments else ["--workers", "1"]
+    assert message in refused("run", *own, *arguments)
     assert sorted(working_directory.rglob("*")) == before
 
 
-def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    ok("run", "--method", "fedavg", *SMALL, "--out", "run", "--checkpoint-every", "1")
-    Path("run/model.safetensors").unlink()
-    os.symlink("/dev/full", "run/model.safetensors.link")
-    monkeypatch.setattr(Folder, "finish", lambda *_: Path("/dev/full").write_bytes(b"x" * 100))
-    assert "No space left on device" in refused("run", "--out", "run", "--resume", "--workers", "1")
+@pytest.mark.parametrize("written", [2, 5, 8])
+def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """After so many files have come onto the disk, none does."""
+    options = ("--method", "fedfq@32", *SMALL, "--checkpoint-every", "1")
+    ok("run", *options, "--out", "whole")
+    fsync, count = os.fsync, iter(range(written))
+
+    def full(file: int) -> None:
+        if next(count, None) is None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(file)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        assert "No space left on device" in refused("run", *options, "--out", "run")
+    assert not list(Path("run").rglob("*.part"))
+    ok("run", "--out", "run", "--resume", "--workers", "1")
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
 
 
 # --- compare and demo --------------------------------------------------------------------------------------
@@ -144,6 +163,29 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
     assert "fedavg" in shown and "fedfq@128" in shown and "open report.html" in shown
     assert [path.name for path in working_directory.iterdir()] == ["report.html"]
     ok("demo")  # and again
+    monkeypatch.setattr(commands, "compared", None)  # what is wrong is said before anything is trained
+    assert "no such folder" in refused("demo", "--report", "missing/report.html")
+
+
+def test_the_name_of_a_page_is_looked_at_first(working_directory: Path) -> None:
+    assert "a report is named .html" in refused("demo", "--report", "report.txt")
+    assert list(working_directory.iterdir()) == []
+
+
+def test_methods_are_listed_with_their_options() -> None:
+    shown = ok("methods")
+    for name in ("fedfq-cgsa", "eden", "acsgd-topk"):
+        assert name in shown
+    assert "ratio=256" in shown and "error_feedback=true" in shown.lower()
+
+
+def test_a_device_is_named_in_the_runs_description(working_directory: Path) -> None:
+    """`cpu:0` is the processor by another name."""
+    for device in ("cpu", "cpu:0"):
+        ok("run", "--method", "fedfq@32", *SMALL, "--device", device, "--out", device)
+    assert Path("cpu/rounds.jsonl").read_bytes() == Path("cpu:0/rounds.jsonl").read_bytes()
+    first, second = (json.loads(Path(name, "run.json").read_text()) for name in ("cpu", "cpu:0"))
+    assert "device" not in first and second["device"] == "cpu:0"
 
 
 # --- kill -9 -----------------------------------------------------------------------------------------------

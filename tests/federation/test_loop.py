@@ -1,6 +1,7 @@
 """The loop: the paper's equations, the byte ledger, and that nothing depends on how or when a run is computed."""
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,12 +114,17 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: 
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
-def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cut", [0, 5])
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, cut: int) -> None:
+    """Even if a full disk took the end of the ledger's last line."""
+
     def kill(line: dict[str, Any], times: dict[str, float]) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         run(config("fedfq@32:error_feedback=true"), tmp_path / "killed", watch=kill)
+    ledger = tmp_path / "killed" / "rounds.jsonl"
+    os.truncate(ledger, ledger.stat().st_size - cut)
     run(config("fedfq@32:error_feedback=true"), tmp_path / "killed", resume=True)
     run(config("fedfq@32:error_feedback=true"), tmp_path / "whole")
     assert files(tmp_path / "killed") == files(tmp_path / "whole")

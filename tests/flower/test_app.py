@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
+from fedfq.federation.client import state
 from fedfq.federation.clients import Clients, Job
 from fedfq.federation.config import Config
+from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
 from fedfq.flower import Compressed, app
+from fedfq.flower.strategy import Arrivals
 from tests.flower.local import LocalGrid, record
 from tests.network.test_links import heed_signals
 
@@ -78,6 +81,37 @@ def test_nodes_that_answer_nonsense_are_not_clients(monkeypatch: pytest.MonkeyPa
         app.find_clients(grid, 4)
     grid.tamper = lambda node, reply: tamper(node, reply) if node < 6 else reply
     assert app.find_clients(grid, 4) == [9, 8, 7, 6]
+
+
+def test_a_node_that_is_gone_has_not_replied(tmp_path: Path) -> None:
+    """The SuperLink answers for it, under the SuperLink's own number."""
+    config = Config.make(method="fedfq@32", **SETTINGS)
+    task, data, _, model = app.world(config, {})
+    strategy, folder = Compressed(app.Sampled(config, [4, 3, 2, 1])), Folder(tmp_path)
+    first, second, third = sample(config, 1)
+    strategy.last = Arrivals(3, 100, [14 - first], [(14 - second, "it failed"), (1, "Node Unavailable")])
+    ledger = app.Ledger(config, folder, task, data, model, strategy, [14, 13, 12, 11])
+    ledger.after_round(1, record(state(model)))
+    assert folder.rounds()[0]["rejected"] == [
+        {"client": number, "reason": reason}
+        for number, reason in sorted({second: "it failed", third: "no reply"}.items())
+    ]
+
+
+def test_a_client_that_came_back_under_another_number_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Node 4 answers, goes, and returns as node 9, while the server still waits for another client."""
+    grid = make_grid(Config.make(**SETTINGS))
+    late, gone = grid.contexts.pop(1), []
+    monkeypatch.setattr(app, "PAUSE", 0.0)
+
+    def node_ids() -> list[int]:
+        if grid.replies and not gone:
+            gone.append(grid.contexts.pop(4))
+            grid.contexts |= {1: late, 9: gone[0]}
+        return list(grid.contexts)
+
+    monkeypatch.setattr(grid, "get_node_ids", node_ids)
+    assert app.find_clients(grid, 4) == [9, 3, 2, 1]
 
 
 def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path) -> None:

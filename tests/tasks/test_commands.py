@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_fetch_refuses(cache, plays, tmp_path):
 
 
 def test_fetch_without_a_network(cache, tmp_path, monkeypatch):
-    source = store.SOURCES["cifar10"].__class__((tmp_path / "missing").as_uri(), None, 1, None, None)
+    source = replace(store.SOURCES["cifar10"], url=(tmp_path / "missing").as_uri())
     monkeypatch.setitem(store.SOURCES, "cifar10", source)
     result = run("data", "fetch", "cifar10")
     assert result.exit_code == 2 and result.stdout == ""
@@ -112,7 +113,7 @@ def test_show_without_its_extra(monkeypatch):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     monkeypatch.setattr(commands.tasks, "get", fail)
-    assert "pip install fedfq[sim]" in refused("data", "show", "digits")
+    assert "pip install 'fedfq[sim]'" in refused("data", "show", "digits")
 
 
 def test_help_does_not_wait_for_pytorch():

@@ -3,7 +3,9 @@
 import hashlib
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +50,7 @@ def test_fetch_then_load(cache, archive):
     message = store.fetch("cifar10", archive)
     assert message == f"cifar10: 50 training and 10 test images, in {cache / 'cifar10'}"
     assert contents(cache) == ["cifar10"] and contents(cache / "cifar10") == sorted(f"{name}.npy" for name in NAMES)
-    images, labels, _, _ = store.load("cifar10", NAMES)
+    images, labels, _, _ = store.load("cifar10")
     assert np.array_equal(images, miniatures.cifar10()["x_train"]) and isinstance(images.base, np.memmap)
     assert np.array_equal(labels, miniatures.cifar10()["y_train"]) and not labels.flags.writeable
 
@@ -57,14 +59,27 @@ def test_a_second_fetch_changes_nothing(cache, archive):
     store.fetch("cifar10", archive)
     before = {path: path.stat().st_mtime_ns for path in (cache / "cifar10").iterdir()}
     archive.unlink()
-    assert store.fetch("cifar10", archive) == f"cifar10 is in {cache / 'cifar10'} already"
+    assert store.fetch("cifar10") == f"cifar10 is in {cache / 'cifar10'} already"
+    assert store.fetch("cifar10", archive) == f"cifar10 is in {cache / 'cifar10'} already; {archive} was not read"
     assert {path: path.stat().st_mtime_ns for path in (cache / "cifar10").iterdir()} == before
+
+
+@pytest.mark.parametrize("content", ["data_batch_1", None])
+def test_a_folder_of_something_else_is_not_taken_for_the_data_set(cache, archive, content):
+    (cache / "cifar10").mkdir(parents=True)
+    if content:
+        (cache / "cifar10" / content).write_text("somebody's original")
+    with pytest.raises(ValueError, match="holds something else than fedfq's cifar10; give another folder"):
+        store.fetch("cifar10", archive)
+    with pytest.raises(DataMissing, match="or holds something else"):
+        store.load("cifar10")
+    assert contents(cache / "cifar10") == ([content] if content else [])
 
 
 def test_a_folder_of_ones_own(cache, archive, tmp_path):
     store.fetch("cifar10", archive, tmp_path / "a" / "b")
     assert contents(tmp_path / "a" / "b") == ["cifar10"] and contents(cache) == []
-    assert len(store.load("cifar10", NAMES, tmp_path / "a" / "b")) == 4
+    assert len(store.load("cifar10", tmp_path / "a" / "b")) == 4
 
 
 def test_unknown_data_set(cache):
@@ -75,9 +90,9 @@ def test_unknown_data_set(cache):
 def test_missing_data_names_the_command(cache, tmp_path):
     assert issubclass(DataMissing, FedFQError)
     with pytest.raises(DataMissing, match=f"cifar10 is not in {cache}: fedfq data fetch cifar10 "):
-        store.load("cifar10", NAMES)
+        store.load("cifar10")
     with pytest.raises(DataMissing, match=f"fedfq data fetch shakespeare --data-dir {tmp_path} "):
-        store.load("shakespeare", ("codes",), tmp_path)
+        store.load("shakespeare", tmp_path)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"text" * 100, None])
@@ -87,8 +102,8 @@ def test_damaged_data(filled, damage):
         path.write_bytes(damage(path.read_bytes()))
     else:
         path.unlink()
-    with pytest.raises(DataMissing, match=r"cifar10 is damaged .*: delete it, then fedfq data fetch cifar10"):
-        store.load("cifar10", NAMES)
+    with pytest.raises(DataMissing, match=r"cifar10 is damaged, or .*: move it away, then fedfq data fetch cifar10"):
+        store.load("cifar10")
 
 
 # Nothing half-done
@@ -130,9 +145,9 @@ def test_a_killed_fetch_leaves_nothing_that_counts(cache, archive):
     )
     assert subprocess.run([sys.executable, "-c", code, str(archive)]).returncode == 9
     with pytest.raises(DataMissing):
-        store.load("cifar10", NAMES)
+        store.load("cifar10")
     store.fetch("cifar10", archive)
-    assert len(store.load("cifar10", NAMES)) == 4
+    assert len(store.load("cifar10")) == 4
 
 
 def test_two_at_once(cache, archive, monkeypatch):
@@ -146,7 +161,7 @@ def test_two_at_once(cache, archive, monkeypatch):
 
     monkeypatch.setitem(store.SOURCES, "cifar10", replace(origin, read=slow_read))
     store.fetch("cifar10", archive)
-    assert contents(cache) == ["cifar10"] and len(store.load("cifar10", NAMES)) == 4
+    assert contents(cache) == ["cifar10"] and len(store.load("cifar10")) == 4
 
 
 # Downloads, from an address on this disk
@@ -160,7 +175,7 @@ def at(monkeypatch, name, path, **changes):
 def test_download(cache, archive, monkeypatch):
     at(monkeypatch, "cifar10", archive, md5=hashlib.md5(archive.read_bytes()).hexdigest())
     store.fetch("cifar10")
-    assert contents(cache) == ["cifar10"] and len(store.load("cifar10", NAMES)) == 4
+    assert contents(cache) == ["cifar10"] and len(store.load("cifar10")) == 4
 
 
 def test_the_official_addresses():
@@ -173,6 +188,30 @@ def test_a_download_of_something_else(cache, archive, monkeypatch):
     at(monkeypatch, "cifar10", archive, md5="0" * 32)
     with pytest.raises(ValueError, match="sent something else than cifar10: its MD5 is not 000"):
         store.fetch("cifar10")
+    assert contents(cache) == []
+
+
+def test_a_download_that_ends_early(cache, archive, monkeypatch):
+    """A server that promises more than it sends."""
+
+    class Short(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(archive.stat().st_size))
+            self.end_headers()
+            self.wfile.write(archive.read_bytes()[:1000])
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Short) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        address = f"http://127.0.0.1:{server.server_port}/cifar10.npz"
+        monkeypatch.setitem(store.SOURCES, "cifar10", replace(store.SOURCES["cifar10"], url=address))
+        with pytest.raises(DataMissing, match="ended after 1,000 of .* get it elsewhere, then"):
+            store.fetch("cifar10")
+        thread.join()
     assert contents(cache) == []
 
 

@@ -159,6 +159,8 @@ def specs(model: Any) -> list[Spec]:
 
 
 def _spec(name: str, value: Any) -> Spec:
+    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        return Spec(name, value.shape, _decoded_dtype(name, value.dtype))
     if _is_torch(value) and str(value.layout) == "torch.strided":
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype in DTYPES or value.is_floating_point():

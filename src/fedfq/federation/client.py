@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from fedfq.methods.method import Array, Update
-from fedfq.tasks.task import Examples, Task
+from fedfq.tasks.task import Examples, Task, device_of
 
 
 class LocalTraining(NamedTuple):
@@ -37,11 +37,12 @@ def local_sgd(
     `model` is a network to work in, whatever its weights are; `own` are the client's examples.
     """
     load(model, theta)
+    device = device_of(model)
     model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=how.lr)
     losses = []
     for indices in batches(own, how, rng):
-        x, y = task.prepare(*examples.take(indices), rng)
+        x, y = (part.to(device) for part in task.prepare(*examples.take(indices), rng))
         optimizer.zero_grad(set_to_none=True)
         loss = functional.cross_entropy(model(x), y)
         loss.backward()
@@ -63,8 +64,8 @@ def batches(own: Array, how: LocalTraining, rng: np.random.Generator) -> Iterato
 
 
 def state(model: nn.Module) -> dict[str, Array]:
-    """The model's tensors as numpy arrays that share its memory."""
-    return {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
+    """The model's tensors as numpy arrays, which on the processor share its memory."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
 
 
 def load(model: nn.Module, theta: Mapping[str, Array]) -> None:

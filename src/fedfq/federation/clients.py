@@ -68,12 +68,14 @@ class Answer(NamedTuple):
 class Worker:
     """All that a process needs to play any client."""
 
-    def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, theta: Any, initial: Any) -> None:
+    def __init__(
+        self, config: Config, data_dir: Path | None, memory_folder: Path, theta: Any, initial: Any, device: str
+    ) -> None:
         self.config = config
         self.task = tasks.get(config.task)
         self.data = self.task.load(data_dir)
         self.shards = tasks.split(config.split, self.data, config.clients, config.seed)
-        self.model = self.task.model(config.seed)
+        self.model = self.task.model(config.seed).to(device)
         self.method = config.make_method()
         self.memories = Memories(memory_folder)
         self.theta = views(theta, state(self.model))
@@ -137,20 +139,23 @@ class _Chunk:
 class Clients:
     """Workers, one or several; a context manager, as processes must be ended."""
 
-    def __init__(self, config: Config, data_dir: Path | None, memory_folder: Path, workers: int) -> None:
+    def __init__(
+        self, config: Config, data_dir: Path | None, memory_folder: Path, workers: int, device: str = "cpu"
+    ) -> None:
         self.config = config
+        _refuse_unusable(device)
         task = tasks.get(config.task)
         model = state(task.model(config.seed))
         theta, initial = (RawArray(c_char, sum(value.nbytes for value in model.values())) for _ in range(2))
         self.theta, self.initial = views(theta, model), views(initial, model)
         for name, value in model.items():
             self.initial[name][...] = value
-        self.worker = Worker(config, data_dir, memory_folder, theta, initial)
+        self.worker = Worker(config, data_dir, memory_folder, theta, initial, device)
         self._pool: ProcessPoolExecutor | None = None
         self._threads = torch.get_num_threads()
         if workers > 1:
             context = multiprocessing.get_context("spawn")
-            arguments = (os.getpid(), config, data_dir, memory_folder, theta, initial)
+            arguments = (os.getpid(), config, data_dir, memory_folder, theta, initial, device)
             self._pool = ProcessPoolExecutor(workers, context, _start, arguments)
 
     def __enter__(self) -> Clients:
@@ -179,6 +184,13 @@ class Clients:
         parts = map(self.worker.evaluate, starts) if self._pool is None else self._pool.map(_evaluate, starts)
         right, loss, count = (sum(values) for values in zip(*parts))
         return right / count, loss / count
+
+
+def _refuse_unusable(device: str) -> None:
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's, in many words
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def views(shared: Any, like: Mapping[str, Array]) -> dict[str, Array]:

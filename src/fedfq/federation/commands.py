@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfq.tasks import TASKS
+
 if TYPE_CHECKING:
     from fedfq.federation.config import Config
 
@@ -19,7 +21,9 @@ OptionalInt = int | None
 OptionalFloat = float | None
 
 # What both commands take. Whatever is not given is the task's default.
-Task = Annotated[str | None, typer.Option(help="What is trained; `fedfq data show TASK` draws its data.")]
+Task = Annotated[
+    str | None, typer.Option(help=f"What is trained: {', '.join(TASKS)}. `fedfq data show TASK` draws its data.")
+]
 Split = Annotated[str | None, typer.Option(help="Who holds what: iid, one-class, shards:2, dirichlet:0.3 or natural.")]
 Rounds = Annotated[OptionalInt, typer.Option(help="Rounds of the federation.")]
 NumberOfClients = Annotated[OptionalInt, typer.Option(help="Clients there are.")]
@@ -34,10 +38,11 @@ Seed = Annotated[OptionalInt, typer.Option(help="Of everything that is random.")
 EvalEvery = Annotated[OptionalInt, typer.Option(help="Rounds between two evaluations.")]
 CheckpointEvery = Annotated[OptionalInt, typer.Option(help="Rounds between two checkpoints.")]
 Workers = Annotated[OptionalInt, typer.Option(help="Processes that train clients (default: one a core).")]
+Device = Annotated[str | None, typer.Option(help="Where clients train: cpu (default), or as PyTorch has it, cuda.")]
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")]
 
-NOT_RESULTS = ("engine", "workers", "data_dir", "out", "resume", "config")  # what a run's result does not depend on
+NOT_RESULTS = ("engine", "workers", "data_dir", "device", "out", "resume", "config")  # not part of a configuration
 
 
 def run(
@@ -62,7 +67,10 @@ def run(
         bool | None, typer.Option("--error-feedback/--no-error-feedback", help="Send later what was left out.")
     ] = None,
     gain: Annotated[
-        bool | None, typer.Option("--gain/--no-gain", help="Scale up fully what shrank on the way, or not at all.")
+        bool | None,
+        typer.Option(
+            "--gain/--no-gain", help="Scale up fully what shrank on the way, or not at all; default: by half."
+        ),
     ] = None,
     basis: Annotated[str | None, typer.Option(help="shared, adaptive or identity.")] = None,
     engine: Annotated[
@@ -71,6 +79,7 @@ def run(
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
     workers: Workers = None,
+    device: Device = None,
     data_dir: DataDir = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run (default: runs/TASK-METHOD-SEED).")] = None,
     resume: Resume = False,
@@ -113,6 +122,7 @@ def compare(
     checkpoint_every: CheckpointEvery = None,
     target: Annotated[OptionalFloat, typer.Option(help="Show the uplink bytes to this accuracy, as 0.6.")] = None,
     workers: Workers = None,
+    device: Device = None,
     data_dir: DataDir = None,
     resume: Resume = False,
 ) -> None:
@@ -130,8 +140,10 @@ def demo(
     report: Annotated[Path, typer.Option(metavar="FILE", help="The page that is written.")] = Path("report.html"),
 ) -> None:
     """Train a federation on handwritten digits, with and without compression, and compare. Takes about a minute."""
+    if not report.parent.is_dir():
+        raise ValueError(f"{report.parent}: no such folder")
     with TemporaryDirectory() as folder:
-        where = {"out": Path(folder), "resume": False, "workers": 1, "data_dir": None}
+        where = {"out": Path(folder), "resume": False, "workers": 1, "data_dir": None, "device": None}
         typer.echo(f"open {compared(DEMO_METHODS, DEMO, where, report, target=0.9)} in a browser")
 
 
@@ -142,10 +154,11 @@ def compared(
     from fedfq.federation.config import Config
     from fedfq.federation.folder import Folder
     from fedfq.federation.loop import run as run_federation
-    from fedfq.report.page import write_report
+    from fedfq.report.page import check_name, write_report
     from fedfq.report.runs import read_run, summary_rows
 
-    if target is not None and not 0 < target < 1:
+    check_name(report)
+    if target is not None and not 0 < target <= 1:
         raise ValueError(f"--target is an accuracy between 0 and 1, got {target}")
     configurations = [Config.make(method=spec, **settings) for spec in specs]
     labels = [configuration.label for configuration in configurations]
@@ -273,9 +286,9 @@ def _engine(where: dict[str, Any]) -> Callable[..., Any]:
 
 def machine(where: dict[str, Any]) -> dict[str, Any]:
     workers = where["workers"] if where["workers"] is not None else os.cpu_count() or 1
-    if workers < 1:
-        raise ValueError(f"--workers must be at least 1, got {workers}")
-    return {"workers": workers, "data_dir": where["data_dir"]}
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"--workers must be at least 1, got {workers!r}")
+    return {"workers": workers, "data_dir": where["data_dir"], "device": where["device"] or "cpu"}
 
 
 @contextmanager

@@ -72,8 +72,9 @@ class Folder:
 
     def config(self) -> Config:
         """The configuration of the run that is here."""
+        described = self._described()
         try:
-            return from_json(self._described()["config"])
+            return from_json(described["config"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{self.path / 'run.json'}: {error}") from None
 
@@ -95,6 +96,11 @@ class Folder:
     def rounds(self) -> list[dict[str, Any]]:
         path = self.path / "rounds.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def _lines(self) -> int:
+        """Whole lines of the ledger: a full disk may have left half of one behind them."""
+        path = self.path / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     # Checkpoints
 
@@ -129,7 +135,7 @@ class Folder:
         path = self.checkpoint / "state.json"
         if not path.exists():
             first = self.config().checkpoint_every
-            if len(self.rounds()) > first or (self.path / "model.safetensors").exists():
+            if self._lines() > first or (self.path / "model.safetensors").exists():
                 raise ValueError(f"{self.path}: this run has no checkpoint (any more), so it cannot be continued")
             for name in LEDGERS:
                 (self.path / name).unlink(missing_ok=True)

@@ -42,16 +42,20 @@ def run(
     resume: bool = False,
     workers: int = 1,
     data_dir: Path | None = None,
+    device: str = "cpu",
     watch: Watch = lambda line, times: None,
 ) -> Result:
-    """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round."""
+    """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round.
+
+    Results of another `device` than the processor differ by its rounding, and it is named in `run.json`.
+    """
     folder = Folder(out)
     if not resume:
         folder.refuse_if_taken()
-    with Clients(config, data_dir, folder.memories.folder, min(workers, config.per_round)) as clients:
+    with Clients(config, data_dir, folder.memories.folder, min(workers, config.per_round), device) as clients:
         federation = Federation(config, clients)
         if not resume:
-            folder.begin(config)
+            folder.begin(config, **({"device": device} if device != "cpu" else {}))
         if (checkpoint := folder.restore()) is not None:
             federation.load(checkpoint)
         while federation.round < config.rounds:

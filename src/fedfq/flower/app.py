@@ -149,7 +149,9 @@ def find_clients(grid: Grid, count: int) -> list[int]:
     nodes: dict[int, int] = {}
     end = time.monotonic() + WAIT
     while True:
-        unknown = set(grid.get_node_ids()) - set(nodes.values())
+        present = set(grid.get_node_ids())
+        nodes = {number: node for number, node in nodes.items() if node in present}
+        unknown = present - set(nodes.values())
         messages = [Message(RecordDict(), node, MessageType.QUERY) for node in unknown]
         for reply in grid.send_and_receive(messages, timeout=WAIT) if messages else []:
             found = reply.content.get("client") if reply.has_content() else None
@@ -229,7 +231,8 @@ class Ledger:
         chosen = sample(self.config, round_)
         models, uplink, accepted, dropped = self.strategy.last
         reasons = dict.fromkeys(set(chosen) - {self.numbers[node] for node in accepted}, "no reply")
-        reasons |= {self.numbers[node]: reason for node, reason in dropped}
+        # Of a node that is gone, the SuperLink answers in its own name.
+        reasons |= {self.numbers[node]: reason for node, reason in dropped if node in self.numbers}
         line = {
             "round": round_,
             "accuracy": accuracy,

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,12 @@ from fedfq.flower.processes import (
 POLL = 0.2  # seconds between two looks at what a run has done
 
 
-def run(config: Config, out: Path, *, workers: int = 1, data_dir: Path | None = None, watch: Watch) -> None:
+def run(
+    config: Config, out: Path, *, workers: int = 1, data_dir: Path | None = None, device: str = "cpu", watch: Watch
+) -> None:
     """Train a federation in Flower's simulation, with so many clients at a time. `watch` is told of every round."""
+    if device != "cpu":
+        raise ValueError("--device goes with the inline engine: on Flower, clients train on the processor here")
     from fedfq.flower.app import configuration, run_config
 
     folder = Folder(out)
@@ -56,6 +61,8 @@ def run(config: Config, out: Path, *, workers: int = 1, data_dir: Path | None = 
 
 def simulate(app: str, run_config: Mapping[str, Any], nodes: int, workers: int, finished: Callable[[], bool]) -> None:
     """Run `client` and `server` of a module as a Flower app on so many simulated nodes, until it has `finished`."""
+    if find_spec("ray") is None:
+        raise ValueError("Flower's simulation needs Ray: pip install 'flwr[simulation]'")
     with tempfile.TemporaryDirectory(prefix="fedfq-flower-", ignore_cleanup_errors=True) as folder, ending_by_signal():
         home, log = Path(folder), Path(folder, "log.txt")
         write_app(home / "app", "fedfq-run", app, run_config)

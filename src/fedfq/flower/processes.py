@@ -57,7 +57,7 @@ def write_app(folder: Path, name: str, home: str, config: Mapping[str, Any]) -> 
     """A Flower app that is the `client` and `server` of our module `home`."""
     folder.mkdir()
     lines = "\n".join(f"{key} = {_toml(value)}" for key, value in config.items())
-    (folder / "pyproject.toml").write_text(APP.format(name=name, config=lines))
+    (folder / "pyproject.toml").write_text(APP.format(name=name, config=lines), "utf-8")
     (folder / "fedfq_run.py").write_text(MODULE.format(home=home))
 
 
@@ -65,7 +65,7 @@ def environment(home: Path) -> dict[str, str]:
     """For a process of Flower's: no calls home, its files in `home`, our tools before others."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     own = {"FLWR_HOME": str(home), "PATH": path}
-    if len(str(home)) < LONGEST_RAY_HOME:
+    if "RAY_TMPDIR" not in os.environ and len(str(home)) < LONGEST_RAY_HOME:
         own["RAY_TMPDIR"] = str(home)  # else Ray leaves a folder behind in the system's
     return os.environ | OFFLINE | own
 
@@ -165,4 +165,4 @@ def tail(log: Path, lines: int = 15) -> str:
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

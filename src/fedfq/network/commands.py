@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     from fedfq.network.plan import Plan, Setting
@@ -40,6 +41,13 @@ ByTensor = Annotated[
 ]
 
 
+def refuse_given(context: typer.Context, names: Sequence[str], what: str) -> None:
+    """Options that would have no effect."""
+    for name in names:
+        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+            raise ValueError(f"--{name.replace('_', '-')} does not go with {what}")
+
+
 def network_table(
     table: str,
     out: Path | None,
@@ -54,7 +62,7 @@ def network_table(
     from fedfq.network.measure import BY_TENSOR, CLIENTS, ROUNDS, STEP_SECONDS, VARIANTS, Cell, measure_cells
     from fedfq.network.tables import write_tables
 
-    variants = VARIANTS[table] + ((BY_TENSOR,) if by_tensor and table == "table3" else ())
+    variants = VARIANTS[table] + ((BY_TENSOR,) if by_tensor else ())
     seconds = STEP_SECONDS if step_seconds is None else step_seconds
     cells = [
         Cell(downlink, number, variant, ROUNDS if rounds is None else rounds, seconds, slow_motion)
@@ -72,6 +80,7 @@ def network_table(
 
 
 def plan(
+    context: typer.Context,
     parameters: Annotated[int, typer.Option(help="Of the model.")],
     clients: Annotated[int, typer.Option(help="That take part in a round.")] = 16,
     uplink_mbps: Annotated[float, typer.Option(help="Bandwidth of the link that --shared or --own says.")] = 33.0,
@@ -99,8 +108,8 @@ def plan(
         bool,
         typer.Option(
             "--scale",
-            help="Instead of --clients and --uplink-mbps: 100 to 1,000,000 clients with lines of their own, 1% of "
-            "them in a round.",
+            help="100 to 1,000,000 clients with lines of their own, 1% of them in a round, instead of --clients and "
+            "bandwidths.",
         ),
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Draw it: a .svg or .pdf file.")] = None,
@@ -115,6 +124,8 @@ def plan(
 
     if out is not None:
         suffix(out)
+    if scale:
+        refuse_given(context, ("clients", "uplink_mbps", "downlink_mbps", "shared"), "--scale")
     ratios = [planning.checked(value) for value in ratio or planning.RATIOS]
     down = 10 * uplink_mbps if downlink_mbps is None else downlink_mbps
     links: dict[str, Any] = {"uplink_mbps": uplink_mbps, "downlink_mbps": down}

@@ -9,10 +9,7 @@ import typer
 
 
 def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folders of runs, or folders that hold some; or that of a reproduction."),
-    ],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the first folder.")] = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the curves as SVG and PDF as well, for a paper.")
@@ -23,7 +20,8 @@ def report(
 ) -> None:
     """Compare runs in one HTML page: accuracy over rounds and bytes, sizes, configurations.
 
-    Of what `fedfq reproduce` left, the page shows both tables and the curves of every column.
+    RUN is the folder of a run, or one that holds some; or that of a reproduction: of what `fedfq reproduce` left, the
+    page shows both tables and the curves of every column.
     """
     from fedfq.report.page import write_page
     from fedfq.report.runs import read_runs

@@ -42,10 +42,14 @@ def write_page(runs: Sequence[RunData], out: Path, target: float | None = None) 
 
 def write_html(html: str, out: Path) -> Path:
     """Write a page to `out`, which appears whole or not at all."""
-    if out.suffix.lower() not in (".html", ".htm"):
-        raise ValueError(f"{out}: a report is named .html")
+    check_name(out)
     write_bytes(out, html.encode())
     return out
+
+
+def check_name(out: Path) -> None:
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{out}: a report is named .html")
 
 
 def page(runs: Sequence[RunData], target: float | None = None) -> str:

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click.core import ParameterSource
 
-from fedfq.federation.commands import DataDir, Workers, machine, progress
+from fedfq.federation.commands import DataDir, Device, Workers, machine, progress
 from fedfq.hints import nearest
 from fedfq.network.commands import TABLES as NETWORK
-from fedfq.network.commands import ByTensor, Clients, Downlink, Rounds, SlowMotion, StepSeconds, network_table
+from fedfq.network.commands import (
+    ByTensor,
+    Clients,
+    Downlink,
+    Rounds,
+    SlowMotion,
+    StepSeconds,
+    network_table,
+    refuse_given,
+)
 
 if TYPE_CHECKING:
     from fedfq.reproduce.cells import Cell
@@ -22,13 +30,15 @@ if TYPE_CHECKING:
 WHAT = ["table1", "table2", *NETWORK, "figures"]
 OUT = Path("results/reproduce")
 FAILED = 1
-FOR_TRAINING = ("profile", "only", "seed", "workers", "data_dir")
+FOR_RUNNING = ("workers", "data_dir", "device")
+FOR_TRAINING = ("profile", "only", "seed", *FOR_RUNNING)
 FOR_NETWORK = ("clients", "rounds", "step_seconds", "downlink", "slow_motion", "by_tensor")
+OTHERS = {"table3": FOR_TRAINING, "table4": (*FOR_TRAINING, "by_tensor"), "figures": (*FOR_RUNNING, *FOR_NETWORK)}
 
 
 def reproduce(
     context: typer.Context,
-    what: Annotated[str, typer.Argument(metavar="table1|table2|table3|table4|figures", help="What to make.")],
+    what: Annotated[str, typer.Argument(metavar="table1|table2|table3|table4|figures")],
     profile: Annotated[
         str, typer.Option(help="quick (about 8 hours on two cores, both tables) or paper (its setting).")
     ] = "quick",
@@ -45,6 +55,7 @@ def reproduce(
     ] = None,
     workers: Workers = None,
     data_dir: DataDir = None,
+    device: Device = None,
     clients: Clients = None,
     rounds: Rounds = None,
     step_seconds: StepSeconds = None,
@@ -58,9 +69,7 @@ def reproduce(
     again by the next call.
     """
     _known("part", what, WHAT)
-    for name in FOR_TRAINING if what in NETWORK else FOR_NETWORK:
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-            raise ValueError(f"--{name.replace('_', '-')} does not go with {what}")
+    refuse_given(context, OTHERS.get(what, FOR_NETWORK), what)
     if what in NETWORK:
         network_table(what, out, clients, rounds, step_seconds, downlink, slow_motion, by_tensor)
         return
@@ -74,7 +83,7 @@ def reproduce(
     if what == "figures":
         _figures(profile, chosen, out)
     else:
-        _table(what, profile, chosen, out, machine({"workers": workers, "data_dir": data_dir}))
+        _table(what, profile, chosen, out, machine({"workers": workers, "data_dir": data_dir, "device": device}))
 
 
 def _known(what: str, name: str, valid: list[str]) -> str:

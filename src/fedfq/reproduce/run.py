@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from fedfq.federation.loop import Watch
 from fedfq.federation.loop import run as run_federation
@@ -24,10 +25,12 @@ def run_cells(
     *,
     watching: Callable[[Cell], AbstractContextManager[Watch]] = lambda cell: nullcontext(lambda line, times: None),
     done: Callable[[Cell], object] = lambda cell: None,
-    workers: int = 1,
-    data_dir: Path | None = None,
+    **where: Any,
 ) -> list[Cell]:
-    """Run what is not finished; returns the cells that failed. `done` is told of every cell that was run."""
+    """Run what is not finished; returns the cells that failed. `done` is told of every cell that was run.
+
+    `where` are the workers, the data's folder and the device, as `loop.run` takes them.
+    """
     refuse_others(cells, out)  # all of them, before the first one runs
     failed = []
     for cell in cells:
@@ -38,7 +41,7 @@ def run_cells(
                 continue
             (folder / FAILED).unlink(missing_ok=True)
             with watching(cell) as watch:
-                run_federation(cell.config, folder, resume=again, workers=workers, data_dir=data_dir, watch=watch)
+                run_federation(cell.config, folder, resume=again, watch=watch, **where)
         except Exception as error:  # of whatever kind: the others can still be run
             reason = " ".join(str(error).split()) or type(error).__name__
             folder.mkdir(parents=True, exist_ok=True)

@@ -21,8 +21,7 @@ STD = np.array([0.2470, 0.2435, 0.2616], np.float32)
 
 def load(data_dir: Path | None) -> Data:
     """Images as bytes of shape (n, 32, 32, 3)."""
-    names = ("train_images", "train_labels", "test_images", "test_labels")
-    x_train, y_train, x_test, y_test = store.load("cifar10", names, data_dir)
+    x_train, y_train, x_test, y_test = store.load("cifar10", data_dir)
     return Data(Arrays(x_train, y_train), Arrays(x_test, y_test))
 
 

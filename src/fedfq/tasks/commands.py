@@ -51,9 +51,12 @@ def fetch(
     typer.echo(store.fetch(name, source, data_dir))
 
 
-@app.command()
+@app.command(
+    help="Draw who holds what: the classes of each client, or for text how much each one has.\n\n"
+    f"TASK is one of {', '.join(tasks.TASKS)}."
+)
 def show(
-    task: Annotated[str, typer.Argument(metavar="TASK", help=f"One of {', '.join(tasks.TASKS)}.")],
+    task: Annotated[str, typer.Argument(metavar="TASK")],
     split: Annotated[
         str | None, typer.Option(help="iid, one-class, shards:K, dirichlet:ALPHA or natural. Default: the task's.")
     ] = None,
@@ -61,7 +64,6 @@ def show(
     seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
     data_dir: DataDir = None,
 ) -> None:
-    """Draw who holds what: the classes of each client, or for text how much each one has."""
     import numpy as np
     from rich.console import Console
 
@@ -87,7 +89,7 @@ def _get(name: str) -> Task:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("torch", "sklearn"):
             raise
-        raise ValueError("a task needs PyTorch and scikit-learn: pip install fedfq[sim]") from None
+        raise ValueError("a task needs PyTorch and scikit-learn: pip install 'fedfq[sim]'") from None
 
 
 def _spread(numbers: Array) -> str:

@@ -39,8 +39,7 @@ class Windows:
 
 def load(data_dir: Path | None) -> Data:
     """The test set is `TEST_WINDOWS` of all clients' test windows, drawn at random, but always the same ones."""
-    names = ("codes", "train_starts", "test_starts", "train_sizes")
-    codes, train_starts, test_starts, train_sizes = store.load("shakespeare", names, data_dir)
+    codes, train_starts, test_starts, train_sizes = store.load("shakespeare", data_dir)
     count = min(TEST_WINDOWS, len(test_starts))
     drawn = np.sort(np.random.default_rng(0).choice(len(test_starts), count, replace=False))
     groups = np.split(np.arange(len(train_starts)), np.cumsum(train_sizes)[:-1])

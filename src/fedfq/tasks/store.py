@@ -10,7 +10,7 @@ import hashlib
 import os
 import tempfile
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -43,6 +43,7 @@ class Source:
     url: str
     md5: str | None
     max_bytes: int
+    arrays: tuple[str, ...]  # that a folder of it has
     read: Callable[[Path], Mapping[str, Array]]
     summary: Callable[[Mapping[str, Array]], str]
 
@@ -52,6 +53,7 @@ SOURCES = {
         url="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
         md5="c58f30108f718f92721af3b95e74349a",
         max_bytes=200 * MIB,
+        arrays=("train_images", "train_labels", "test_images", "test_labels"),
         read=cifar10_files.read,
         summary=cifar10_files.summary,
     ),
@@ -59,6 +61,7 @@ SOURCES = {
         url="https://www.gutenberg.org/files/100/old/1994-01-100.zip",
         md5=None,  # none is published; what is in it is checked
         max_bytes=shakespeare_text.MAX_BYTES,
+        arrays=("codes", "train_starts", "test_starts", "train_sizes"),
         read=shakespeare_text.read,
         summary=shakespeare_text.summary,
     ),
@@ -81,7 +84,9 @@ def fetch(name: str, source: Path | None = None, data_dir: Path | None = None) -
         raise ValueError(f"unknown data set {name!r}{nearest(name, valid)}; the data sets are {', '.join(valid)}")
     target = cache(data_dir) / name
     if target.exists():
-        return f"{name} is in {target} already"
+        if not all((target / f"{array}.npy").is_file() for array in SOURCES[name].arrays):
+            raise ValueError(f"{target} holds something else than fedfq's {name}; give another folder with --data-dir")
+        return f"{name} is in {target} already" + (f"; {source} was not read" if source is not None else "")
     target.parent.mkdir(parents=True, exist_ok=True)
     origin = SOURCES[name]
     # On the same disk as the target: a rename across disks would be a copy, which can stop half-way.
@@ -92,17 +97,18 @@ def fetch(name: str, source: Path | None = None, data_dir: Path | None = None) -
     return f"{name}: {origin.summary(arrays)}, in {target}"
 
 
-def load(name: str, arrays: Sequence[str], data_dir: Path | None = None) -> list[Array]:
-    """Arrays of a data set by their names, mapped from disk and read-only."""
+def load(name: str, data_dir: Path | None = None) -> list[Array]:
+    """The arrays of a data set, mapped from disk and read-only."""
     folder = cache(data_dir) / name
+    option = f" --data-dir {data_dir}" if data_dir is not None else ""
     if not folder.is_dir():
-        option = f" --data-dir {data_dir}" if data_dir is not None else ""
         raise DataMissing(f"{name} is not in {folder.parent}: fedfq data fetch {name}{option} (or with --from PATH)")
     try:
         # As plain arrays: numpy's memmap does some book-keeping at every index.
-        return [np.asarray(np.load(folder / f"{array}.npy", mmap_mode="r")) for array in arrays]
+        return [np.asarray(np.load(folder / f"{array}.npy", mmap_mode="r")) for array in SOURCES[name].arrays]
     except (FileNotFoundError, ValueError, EOFError) as error:
-        raise DataMissing(f"{folder} is damaged ({error}): delete it, then fedfq data fetch {name}") from error
+        what = f"{folder} is damaged, or holds something else ({error})"
+        raise DataMissing(f"{what}: move it away, then fedfq data fetch {name}{option}") from error
 
 
 def _place(arrays: Mapping[str, Array], work: Path, target: Path) -> None:
@@ -125,12 +131,15 @@ def _download(name: str, origin: Source, folder: Path) -> Path:
     size = 0
     try:
         with urllib.request.urlopen(origin.url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
+            expected = answer.headers.get("Content-Length")
             while chunk := answer.read(CHUNK):
                 size += len(chunk)
                 if size > origin.max_bytes:
                     raise ValueError(f"{origin.url} sends more than the {origin.max_bytes:,} bytes expected of {name}")
                 digest.update(chunk)
                 file.write(chunk)
+            if expected is not None and size < int(expected):
+                raise HTTPException(f"it ended after {size:,} of {int(expected):,} bytes")
     except (OSError, HTTPException) as error:
         reason = getattr(error, "reason", None) or error
         raise DataMissing(

@@ -91,6 +91,11 @@ class Task:
             return self.build()
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model is, and its batches have to be."""
+    return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
+
+
 @torch.inference_mode()
 def evaluate(model: nn.Module, task: Task, examples: Examples, batch_size: int = 1000) -> tuple[float, float]:
     """Accuracy and mean loss."""
@@ -99,7 +104,7 @@ def evaluate(model: nn.Module, task: Task, examples: Examples, batch_size: int =
     right = loss = 0.0
     for start in range(0, len(examples), batch_size):
         indices = np.arange(start, min(start + batch_size, len(examples)))
-        x, y = task.prepare(*examples.take(indices), None)
+        x, y = (part.to(device_of(model)) for part in task.prepare(*examples.take(indices), None))
         output = model(x)
         right += float((output.argmax(1) == y).sum())
         loss += float(functional.cross_entropy(output, y, reduction="sum"))

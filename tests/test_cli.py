@@ -115,6 +115,7 @@ def test_the_default_is_a_ratio_of_64(folder):
         (("--claimed-ratio", 32, "--allocator", "exact"), {"claimed_ratio": 32, "allocator": "exact"}),
         (("--ratio", 20, "--allocator", "cgsa", "--seed", 3), {"ratio": 20, "allocator": "cgsa", "seed": 3}),
         (("--step", 2, "--rounding", "stochastic", "--seed", 5), {"step": 2, "rounding": "stochastic", "seed": 5}),
+        (("--ratio", 20, "--gain", "--basis", "identity"), {"ratio": 20, "gain": True, "basis": "identity"}),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[0],
 )
@@ -322,8 +323,15 @@ def test_help_does_not_wait_for_numba():
     code = "import sys; from fedfq.cli import main\ntry: main()\nfinally: print('numba' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
     assert result.returncode == 0 and result.stdout.endswith("False\n")
-    for command in ("demo", "run", "compare", "report", "data", "bench", "encode", "decode", "inspect"):
+    commands = ("demo", "run", "compare", "report", "data", "bench", "encode", "decode", "inspect")
+    for command in (*commands, "methods", "plan", "reproduce"):
         assert command in result.stdout
+
+
+def test_help_names_what_arguments_may_be():
+    for command in (("run",), ("data", "show")):
+        assert "cifar10-resnet20" in "".join(ok(*command, "--help").replace("│", "").split())
+    assert "folder of a run" in " ".join(ok("report", "--help").split())
 
 
 def test_version():

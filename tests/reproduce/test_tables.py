@@ -101,7 +101,7 @@ def test_the_setting_in_words(tmp_path: Path) -> None:
     how, seeds, where = table_1(tmp_path).parts[0].how
     assert how.startswith("digits, iid, 6 clients, 2 a round, 1 local step, batches of ")
     assert how.endswith(", 2 rounds.")
-    assert seeds == "Seed 0 of all but fedavg: seeds 0, 1."
+    assert seeds == "Seed 0 of all but fedavg (seeds 0, 1)."
     assert where == "Run on toaster, 2 cores; fedfq 0.1.0."
     (papers,) = tables.table_1(PAPER[:1], outcomes(tmp_path, PAPER[:1])).parts[0].how
     assert "100 clients, 10 a round, 5 local epochs, batches of 50, learning rate 0.15 × 0.99 a round, " in papers

@@ -380,7 +380,7 @@ def _which_seeds(column: Column, found: Outcomes) -> str:
         if one.finished or one.unfinished:
             seeds[method] = tuple(sorted((*one.finished, *one.unfinished)))
     usual = Counter(seeds.values()).most_common(1)[0][0]
-    others = [f"{method}: {_seeds(own)}" for method, own in seeds.items() if own != usual]
+    others = [f"{method} ({_seeds(own)})" for method, own in seeds.items() if own != usual]
     said = _seeds(usual).capitalize() + (f" of all but {', '.join(others)}" if others else "")
     return f"{said}."
 

@@ -34,14 +34,22 @@ def test_its_commands_and_options_exist() -> None:
 
 
 def test_its_table_of_bytes_is_that_of_the_results() -> None:
+    """Of every column: MB of all clients to the target, and how many times fewer than FedAvg's."""
+    heading, *shown = map(_cells, re.findall(r"^\| (?:method \| SimpleCNN|`.*×).*$", README, re.MULTILINE))
+    columns = [_measured(title) for title in heading[1:-2]]
+    assert len(columns) == 4 and {row[0] for row in shown} == set(columns[0])
+    for method, *cells, wire, claimed in shown:
+        found = [column[method] for column in columns]
+        assert cells == [mb if fewer == "–" else f"{mb} ({fewer})" for mb, fewer, _, _ in found]
+        assert [wire, claimed] == found[0][2:]
+
+
+def _measured(title: str) -> dict[str, list[str]]:
+    """MB in all, fewer, wire and claimed by method; several seeds' spread is left out."""
     table = (ROOT / "results" / "reproduce" / "table2.md").read_text("utf-8")
-    column = table.partition("## SimpleCNN, IID")[2].partition("\n## ")[0]
-    measured = {cells[0]: cells for cells in map(_cells, re.findall(r"^\| `.*$", column, re.MULTILINE))}
-    shown = [_cells(line) for line in re.findall(r"^\| `.*$", README, re.MULTILINE) if "×" in line]
-    assert {cells[0] for cells in shown} == set(measured)
-    for method, *numbers in shown:
-        _, _, in_all, _, *ratios = measured[method]
-        assert numbers == [re.sub(r" \(.*\)", "", cell) for cell in (in_all, *ratios)]  # seeds' spread left out
+    column = table.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    rows = map(_cells, re.findall(r"^\| `.*$", column, re.MULTILINE))
+    return {method: [re.sub(r" \(.*\)", "", cell) for cell in (mb, *ratios)] for method, _, mb, _, *ratios in rows}
 
 
 def _cells(line: str) -> list[str]:

@@ -202,7 +202,8 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict, message: str) -> N
 
 # The command
 
-SMALL = ("plan", "--parameters", "100000", "--clients", "4", "--codec-seconds", "0.1", "0.01")
+MODEL = ("plan", "--parameters", "100000", "--codec-seconds", "0.1", "0.01")
+SMALL = (*MODEL, "--clients", "4")
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_own_lines_and_a_shared_link_differ() -> None:
 
 @pytest.mark.slow
 def test_the_command_at_scale_says_what_lines_it_assumes() -> None:
-    said = ok(*SMALL, "--scale", "--ratio", "1", "--ratio", "64")
+    said = ok(*MODEL, "--scale", "--ratio", "1", "--ratio", "64")
     assert "log-normal, median 10 Mbit/s" in said and "10,000 of 1,000,000 clients" in said
 
 
@@ -237,6 +238,7 @@ def test_the_command_at_scale_says_what_lines_it_assumes() -> None:
         (("--steps", "0"), "steps must be at least 1"),
         (("--out", "plan.png"), "a figure is named .svg or .pdf"),
         (("--codec-seconds", "-1", "0"), "encode_seconds must be 0 or more"),
+        (("--scale",), "--clients does not go with --scale"),
     ],
 )
 def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str) -> None:

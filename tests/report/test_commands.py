@@ -50,6 +50,6 @@ def test_refused(compared, arguments, message):
 def test_figures_without_their_extra(compared, monkeypatch):
     monkeypatch.delitem(sys.modules, "fedfq.report.figures", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "pip install fedfq[report]" in refused("report", "compared", "--figures", "figures")
+    assert "pip install 'fedfq[report]'" in refused("report", "compared", "--figures", "figures")
     assert not (compared / "report.html").exists()
     ok("report", "compared")

@@ -324,8 +324,8 @@ def _with_the_rest(entry: Entry, found: Outcome) -> Entry:
 def _spread(numbers: Sequence[float], form: Form, mark_from: float = math.inf) -> Entry:
     mean = math.fsum(numbers) / len(numbers)
     shown = form(mean) + (LOSSLESS if mean >= mark_from else "")
-    spread = f" ({form(min(numbers))}–{form(max(numbers))})" if len(numbers) > 1 else ""
-    return Entry(shown + spread, mean)
+    least, most = form(min(numbers)), form(max(numbers))
+    return Entry(shown if least == most else f"{shown} ({least}–{most})", mean)
 
 
 def _ratios(found: Outcome) -> list[Entry]:

@@ -188,7 +188,6 @@ QUICK = (
         *("simplecnn-shards2", "SimpleCNN, two shards"),
         _QUICK_CNN | {"split": "shards:2", "lr": 0.05},
         "fedfq@1024",
-        validated=False,
         rows=tuple(dict.fromkeys(SHORT + TABLE_2)),
     ),
     Column(

@@ -95,10 +95,11 @@ def _known(what: str, name: str, valid: list[str]) -> str:
 def _table(what: str, profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
     """Run the cells. Table and page are written anew after each, so that what is done can be seen."""
     from fedfq.reproduce.cells import PROFILES
+    from fedfq.reproduce.forms import write_table
     from fedfq.reproduce.page import read
     from fedfq.reproduce.results import claim
     from fedfq.reproduce.run import run_cells
-    from fedfq.reproduce.tables import table_1, table_2, write_table
+    from fedfq.reproduce.tables import table_1, table_2
 
     make = table_1 if what == "table1" else table_2
 

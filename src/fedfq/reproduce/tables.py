@@ -1,4 +1,4 @@
-"""Tables 1 and 2 from the runs there are, beside the paper's numbers, as Markdown and LaTeX; `page` shows them as HTML.
+"""Tables 1 and 2 from the runs there are, beside the paper's numbers, for `forms` (Markdown, LaTeX) and `page` (HTML).
 
 A cell without a number says why: not run yet, unfinished, failed, target not reached. Several seeds are shown as their
 mean and, in parentheses, the least and the most of them. MB are 2^20 bytes here, as in the paper.
@@ -10,9 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from fedfq.files import write_bytes
 from fedfq.report import markup
 from fedfq.report.runs import LAST, RunData
 from fedfq.reproduce.cells import (
@@ -80,17 +78,6 @@ class Table:
     @property
     def title(self) -> str:
         return f"{self.name}: {self.caption}"
-
-
-def write_table(table: Table, stem: Path) -> list[Path]:
-    """STEM.md and STEM.tex."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    written = []
-    for suffix, form in ((".md", markdown), (".tex", latex)):
-        path = stem.with_name(stem.name + suffix)
-        write_bytes(path, form(table).encode())
-        written.append(path)
-    return written
 
 
 # Table 1
@@ -401,70 +388,3 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 def _plural(what: str, count: int | None) -> str:
     return what if count == 1 else f"{what}s"
-
-
-# Forms
-
-
-def markdown(table: Table) -> str:
-    """A table for every column of the paper."""
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    blocks = [f"# {table.title}", "\n".join(f"- {note}" for note in table.notes)]
-    for part in table.parts:
-        lines = [line(["method", *table.titles]), line(["---", *["---:"] * len(table.titles)])]
-        lines += [line([f"`{row.method}`", *(entry.text for entry in row.entries)]) for row in part.rows]
-        blocks += [f"## {part.column.title}", *part.how, *part.above, "\n".join(lines), *part.below]
-    return "\n\n".join(blocks) + "\n"
-
-
-def latex(table: Table) -> str:
-    """All columns side by side, as in the paper: a `table*` that needs the packages booktabs and graphicx.
-
-    There is no room for reasons: a cell says "failed" and "unfinished".
-    """
-    width = len(table.titles)
-    groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.column.title)}}}" for part in table.parts]
-    briefs = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.brief)}}}" for part in table.parts]
-    under = [_tex_row(["", *briefs])] if any(part.brief for part in table.parts) else []
-    rules = [f"\\cmidrule(lr){{{2 + width * n}-{1 + width * (n + 1)}}}" for n in range(len(groups))]
-    titles = ["Method", *map(_tex, table.titles * len(groups))]
-    body = [
-        [
-            f"\\texttt{{{_tex(rows[0].name)}}}",
-            *(_tex(entry.text.split(": ")[0]) for row in rows for entry in row.entries),
-        ]
-        for rows in zip(*(part.rows for part in table.parts))
-    ]
-    about = [f"{part.column.title}: {line}" for part in table.parts for line in (*part.how, *part.above, *part.below)]
-    return "\n".join(
-        [
-            *(f"% {_tex(line)}" for line in about),  # too much for a caption
-            *("\\begin{table*}", "\\centering", "\\resizebox{\\textwidth}{!}{%"),
-            f"\\begin{{tabular}}{{l{'r' * width * len(groups)}}}",
-            *("\\toprule", _tex_row(["", *groups]), *under, " ".join(rules), _tex_row(titles), "\\midrule"),
-            *map(_tex_row, body),
-            *("\\bottomrule", "\\end{tabular}}"),
-            f"\\caption{{{_tex(' '.join([table.caption + '.', *table.notes]))}}}",
-            *("\\end{table*}", ""),
-        ]
-    )
-
-
-def _tex_row(cells: Iterable[str]) -> str:
-    return " & ".join(cells) + " \\\\"
-
-
-_TEX = str.maketrans(
-    {
-        **{letter: "\\" + letter for letter in "&%$#_{}"},
-        **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
-        **{"×": "$\\times$", "–": "--", "†": "$^\\dagger$", "<": "$<$", ">": "$>$"},
-    }
-)
-
-
-def _tex(text: str) -> str:
-    return text.translate(_TEX)

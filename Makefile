@@ -32,8 +32,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/fedfq demo
 
-# Three files of tests at a time, those of Flower first: they wait more than they compute.
+# The fixtures first, alone: they compile the kernels once, instead of in every process at the same time. Then three
+# files of tests at a time, those of Flower first: they wait more than they compute.
 test: $(STAMP)
+	$(BIN)/python -m pytest tests/codec/test_fixtures.py
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder tests/flower tests/network tests
 
 lint: $(STAMP)

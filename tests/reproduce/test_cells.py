@@ -11,8 +11,8 @@ from tests.reproduce.small import COLUMNS, IID, METHODS, SHARDS
 from tests.reproduce.small import ROWS as SMALL_ROWS
 
 SECONDS = {  # a round, on two cores
-    **{"simplecnn-iid": 4.0, "simplecnn-one-class": 1.2, "simplecnn-shards2": 4.0},
-    **{"lstm-natural": 3.6, "vgg11-iid": 25.0, "vgg11-one-class": 8.0},
+    **{"simplecnn-iid": 3.7, "simplecnn-one-class": 1.2, "simplecnn-shards2": 3.7},
+    **{"lstm-natural": 3.7, "vgg11-iid": 34.0, "vgg11-one-class": 7.5},
 }
 
 

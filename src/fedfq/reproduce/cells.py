@@ -4,13 +4,13 @@
 
 `quick` is what two cores do in a night. By hand, in order of value, at so many seconds a round:
 
-    SimpleCNN, IID          18 methods x 100 rounds x 3.7 s   6,660 s
+    SimpleCNN, IID          18 methods x 100 rounds x 3.5 s   6,300 s
     LSTM                    18 methods x  80 rounds x 3.7 s   5,328 s
-    SimpleCNN, one class    18 methods x 300 rounds x 1.2 s   6,480 s
-    SimpleCNN, shards:2      9 methods x 100 rounds x 3.7 s   3,330 s
-    VGG11, IID               6 methods x  20 rounds x 34 s    4,080 s
-    VGG11, one class         6 methods x  60 rounds x 7.5 s   2,700 s
-                                                             28,578 s = 7.9 hours
+    SimpleCNN, one class    18 methods x 300 rounds x 1.1 s   5,940 s
+    SimpleCNN, shards:2      9 methods x 100 rounds x 3.5 s   3,150 s
+    VGG11, IID               6 methods x  20 rounds x 32 s    3,840 s
+    VGG11, one class         6 methods x 100 rounds x 6.8 s   4,080 s
+                                                             28,638 s = 8.0 hours
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ QUICK = (
     Column("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, "fedfq@1024", rows=SHORT, **VGG11_IID),
     Column(
         *("vgg11-one-class", "VGG11, one class"),
-        _QUICK_VGG | _ONE_CLASS | {"rounds": 60},
+        _QUICK_VGG | _ONE_CLASS | {"rounds": 100},
         "fedfq@1024",
         rows=SHORT,
         **VGG11_ONE_CLASS,

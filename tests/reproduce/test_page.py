@@ -1,5 +1,6 @@
 """`fedfq report` of a reproduction's folder."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from fedfq.reproduce import cells
 from fedfq.reproduce.cells import Cell
 from fedfq.reproduce.results import FAILED, claim
 from tests.report.test_page import Outline, embedded
-from tests.reproduce.small import COLUMNS, IID, write_cell
+from tests.reproduce.small import COLUMNS, IID, SHARDS, write_cell
 from tests.test_cli import ok, refused
 
 TABLE_1 = "Table 1: accuracy and compression, Digits, IID"
@@ -48,6 +49,13 @@ def test_both_tables_of_every_column_and_why_cells_are_empty(folder: Path) -> No
     second = {row[0][0]: [cell[0] for cell in row[1:]] for row in outline.tables[TABLE_2][1:]}
     assert second["fedfq@512"][:2] == ["0.00391", "0.00781"]
     assert second["fedpaq unfinished"][0] == "unfinished: 1 of 2 rounds"
+
+
+def test_a_column_that_is_not_in_the_paper_has_table_2_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = replace(SHARDS, title="Ours", paper_accuracy={})
+    monkeypatch.setitem(cells.PROFILES, "quick", (ours, IID))
+    tables = list(Outline(html(folder)).tables)
+    assert tables == ["Table 2: uplink to the target accuracy, Ours", TABLE_1, TABLE_2]
 
 
 def test_the_verdict_stands_at_the_top_and_beneath_its_table(folder: Path) -> None:

@@ -44,6 +44,13 @@ def test_several_seeds_are_a_mean_and_its_spread(tmp_path: Path) -> None:
     assert row(table_1(tmp_path), "fedavg")[0] == "72.00 (70.00–74.00)"
 
 
+def test_a_column_that_is_not_in_the_paper_is_in_table_2_alone(tmp_path: Path) -> None:
+    ours = replace(SHARDS, name="ours", paper_accuracy={})
+    assert [part.column for part in table_1(tmp_path, [IID, ours]).parts] == [IID]
+    found = table_2(tmp_path, [IID, ours]).parts
+    assert [part.column for part in found] == [IID, ours] and found[1].above[0].endswith("Not in the paper.")
+
+
 def test_lossless_is_not_below_fedavgs_spread(tmp_path: Path) -> None:
     """The mean of a method's seeds against the least of FedAvg's, 70%."""
     for seed, accuracy in ((0, 0.70), (1, 0.74)):

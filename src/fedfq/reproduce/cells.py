@@ -72,6 +72,11 @@ class Column:
         return 250 if self.settings["split"] == "iid" else 500
 
     @property
+    def tables(self) -> tuple[str, ...]:
+        """Where the column stands: Table 1 has those of the paper."""
+        return tuple(TABLES) if self.paper_accuracy else ("table2",)
+
+    @property
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(map(self.method, self.rows)))
 

@@ -79,6 +79,8 @@ def reproduce(
     columns = PROFILES[_known("profile", profile, list(PROFILES))]
     if any(number < 0 for number in seed or []):
         raise ValueError("--seed must be at least 0")
+    if what in TABLES:
+        columns = tuple(column for column in columns if what in column.tables)
     chosen = cells(columns, TABLES.get(what, ROWS), seed or [0], only or [])
     if what == "figures":
         _figures(profile, chosen, out)
@@ -147,8 +149,8 @@ def _figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
     claim(out, profile, ran)
     written = write_theorem_4(out / "figures")
     for column in {cell.column.name: cell.column for cell in ran}.values():
-        for table, rows in TABLES.items():
-            methods = list(map(column.method, rows))
+        for table in column.tables:
+            methods = list(map(column.method, TABLES[table]))
             folders = [cell.folder(out) for cell in ran if cell.column == column and cell.method in methods]
             if folders:
                 written += write_figures(read_runs(folders), out / "figures" / column.name / table)

@@ -14,7 +14,7 @@ from fedfq.report.runs import RunData
 from fedfq.report.styles import style
 from fedfq.reproduce.cells import PROFILES, Column
 from fedfq.reproduce.results import Outcomes, outcomes, profile_of
-from fedfq.reproduce.tables import Part, Row, Table, table_1, table_2
+from fedfq.reproduce.tables import Row, Table, table_1, table_2
 from fedfq.reproduce.theory import FIGURE
 
 LONG = 30  # characters: a reason is given room to wrap
@@ -35,10 +35,7 @@ def page(folder: Path, found: Outcomes) -> str:
     columns = PROFILES[profile]
     tables = (table_1(columns, found), table_2(columns, found))
     drawn: list[Curves] = []
-    sections = [
-        _column(column, [(table, table.parts[place]) for table in tables], found, drawn)
-        for place, column in enumerate(columns)
-    ]
+    sections = [_column(column, tables, found, drawn) for column in columns]
     heading = f"Tables 1 and 2 of the paper, run again (profile {escape(profile)})"
     parts = [
         f"<h1>{heading}</h1>",
@@ -79,13 +76,13 @@ def _notes(table: Table) -> str:
 # A column
 
 
-def _column(column: Column, parts: Iterable[tuple[Table, Part]], found: Outcomes, drawn: list[Curves]) -> str:
+def _column(column: Column, tables: Iterable[Table], found: Outcomes, drawn: list[Curves]) -> str:
     """Its tables and curves. What is to be drawn is added to `drawn`.
 
     The curves of Table 1's methods are the paper's Figure 2, those of Table 2's its Figures 3 to 5.
     """
     shown: list[str] = []
-    for table, part in parts:
+    for table, part in ((one, part) for one in tables for part in one.parts if part.column == column):
         names = Names({row.method: style(place) for place, row in enumerate(part.rows)}, several=False)
         firsts = {row.method: found[column.name, row.method].first for row in part.rows}
         runs = [run for run in firsts.values() if run is not None]

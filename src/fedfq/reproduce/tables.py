@@ -128,7 +128,8 @@ def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
         "part in every round, as the paper counts (a tenth of the sum, with ten clients a round), and of all clients. "
         f"{SEVERAL}",
         f"Fewer: {FEDAVG}'s MB over the method's. Wire and claimed: as in Table 1, over the whole run.",
-        f"{FEDFQ}: with one ratio a column, which stands there.",
+        f"{FEDFQ}: with one ratio a column, which stands there. Of the others, @N is a ratio of N, and those without "
+        "one have their defaults: stc sends one entry in 400.",
     )
     parts = tuple(_uplinks(column, found) for column in columns)
     return Table("Table 2", "uplink to the target accuracy", titles, parts, notes)

@@ -141,6 +141,15 @@ def test_annealing_keeps_the_widths_and_the_sum_at_any_budget(size: int, data: s
     assert 0 <= unspent <= (1 if budget_bits <= 4 * size else 3)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_are_those_of_a_stable_sort(kind: str) -> None:
+    rng = np.random.default_rng(KINDS.index(kind))
+    for size in (1, 2, 5000):
+        h = sample(kind, size, rng)
+        ranks = allocate._by_rank(h.view(np.uint32))
+        np.testing.assert_array_equal(ranks, np.argsort(-np.abs(h), kind="stable"))
+
+
 def test_annealing_starts_with_two_bits_for_the_largest() -> None:
     h = np.array([0.1, -5.0, 2.0, 3.0], dtype=np.float32)
     assert cgsa(h, 5, seed=0, max_iterations=0).tolist() == [0, 2, 0, 2]

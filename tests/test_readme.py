@@ -35,21 +35,37 @@ def test_its_commands_and_options_exist() -> None:
 
 def test_its_table_of_bytes_is_that_of_the_results() -> None:
     """Of every column: MB of all clients to the target, and how many times fewer than FedAvg's."""
-    heading, *shown = map(_cells, re.findall(r"^\| (?:method \| SimpleCNN|`.*×).*$", README, re.MULTILINE))
-    columns = [_measured(title) for title in heading[1:-2]]
-    assert len(columns) >= 3 and {row[0] for row in shown} == set(columns[0])
-    for method, *cells, wire, claimed in shown:
+    titles, shown = _shown("uplink, MB")
+    columns = [_measured("table2", title) for title in titles[:-2]]
+    assert len(columns) >= 3 and set(shown) == set(columns[0])
+    for method, (*cells, wire, claimed) in shown.items():
         found = [column[method] for column in columns]
-        assert cells == [mb if fewer == "–" else f"{mb} ({fewer})" for mb, fewer, _, _ in found]
-        assert [wire, claimed] == found[0][2:]
+        assert cells == [mb if fewer == "–" else f"{mb} ({fewer})" for _, mb, _, fewer, _, _ in found]
+        assert [wire, claimed] == found[0][-2:]
 
 
-def _measured(title: str) -> dict[str, list[str]]:
-    """MB in all, fewer, wire and claimed by method; several seeds' spread is left out."""
-    table = (ROOT / "results" / "reproduce" / "table2.md").read_text("utf-8")
-    column = table.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def test_its_table_of_accuracies_is_that_of_the_results() -> None:
+    titles, shown = _shown("accuracy, %")
+    columns = [_measured("table1", title) for title in titles]
+    assert len(columns) >= 3 and set(shown) == set(columns[0])
+    for method, cells in shown.items():
+        assert cells == [column[method][0] for column in columns]
+
+
+def _shown(what: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The README's table with that first title: the others, and what stands under them by method."""
+    table = re.search(rf"^\| {re.escape(what)} .*\n\|[-:|]+\n(?:\|.*\n)+", README, re.MULTILINE)
+    assert table is not None
+    (_, *titles), _, *rows = map(_cells, table[0].splitlines())
+    return titles, {method: cells for method, *cells in rows}
+
+
+def _measured(table: str, title: str) -> dict[str, list[str]]:
+    """A column of the results by method; several seeds' spread is left out."""
+    text = (ROOT / "results" / "reproduce" / f"{table}.md").read_text("utf-8")
+    column = text.partition(f"## {title}\n")[2].partition("\n## ")[0]
     rows = map(_cells, re.findall(r"^\| `.*$", column, re.MULTILINE))
-    return {method: [re.sub(r" \(.*\)", "", cell) for cell in (mb, *ratios)] for method, _, mb, _, *ratios in rows}
+    return {method: [re.sub(r" \(.*\)", "", cell) for cell in cells] for method, *cells in rows}
 
 
 def _cells(line: str) -> list[str]:

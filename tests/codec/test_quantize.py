@@ -181,6 +181,19 @@ def test_corollary_3_only_large_components_get_more_bits() -> None:
     assert magnitudes[3].min() / magnitudes[1].min() == pytest.approx(math.sqrt(8192 / 17), rel=0.02)
 
 
+@pytest.mark.parametrize("width", [2, 4])
+def test_in_the_limit_q_f_is_q_over_4_to_the_k(width: int) -> None:
+    """The paper's k is not defined. It is 8 - b for widths up to 8: what the few entries that matter can get more."""
+    few = width * 2000 // 8
+    ratios = []
+    for rest in (1.0, 1e-1, 1e-2, 1e-3, 0.0):
+        h = np.full(2000, rest, np.float32)
+        h[:few] = 1.0
+        ratios.append(q_f(h, allocate.exact(h, width * h.size)) * 4.0**width / h.size)
+    assert all(after < before for before, after in pairwise(ratios))
+    assert ratios[-1] == pytest.approx(4.0 ** (width - 8))
+
+
 # --- Randomness --------------------------------------------------------------------------------------------
 
 

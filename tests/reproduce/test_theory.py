@@ -1,4 +1,4 @@
-"""Theorem 4 and Corollary 5, watched on a small strongly convex problem."""
+"""Theorem 4 and Corollary 5, watched on a small strongly convex problem and on one that is not convex."""
 
 from itertools import islice
 
@@ -12,11 +12,14 @@ from fedfq.reproduce.theory import (
     NOISE,
     START,
     D,
+    convex,
     errors,
+    falling,
     federated,
     q,
     quantizer,
-    step_size,
+    stationarity,
+    wavy,
 )
 
 
@@ -50,9 +53,9 @@ def test_without_quantization_and_local_steps_it_is_parallel_sgd() -> None:
     theta = START
     for t in range(100):
         noise = rng.normal(0.0, NOISE, (CLIENTS, D))
-        theta = theta - step_size(t) * np.mean(CURVATURES * (theta - CENTRES) + noise, axis=0)
-    *_, last = islice(federated(1, quantizer(None), 0), 100)
-    np.testing.assert_allclose(last, theta, rtol=1e-12)
+        theta = theta - falling(t) * np.mean(CURVATURES * (theta - CENTRES) + noise, axis=0)
+    *_, last = islice(federated(convex, falling, 1, quantizer(None), 0), 101)
+    np.testing.assert_allclose(last, [theta], rtol=1e-12)
 
 
 def test_parallel_sgds_rate() -> None:
@@ -60,3 +63,28 @@ def test_parallel_sgds_rate() -> None:
     iterations = (100, 400, 1600)
     scaled = [t * error for t, error in zip(iterations, errors(iterations, 1, None))]
     assert max(scaled) < 2 * min(scaled)
+
+
+def test_the_wavy_problem_is_not_convex() -> None:
+    """A convex function's slope never falls along a line; this one's does, for every client in every coordinate."""
+    here, further = (wavy(np.full(D, at)) for at in (0.0, 0.2))
+    assert (further < here).all()
+
+
+@pytest.mark.parametrize("bits", [None, 2])
+def test_theorem_4_without_convexity_gradients_fall_as_the_root_of_iterations(bits: int | None) -> None:
+    """Eq. 16: their mean times sqrt(T) stays about the same; with 1 / T it would fall to a fourth."""
+    iterations = (200, 800, 3200)
+    scaled = [t**0.5 * mean for t, mean in zip(iterations, stationarity(iterations, 5, bits))]
+    assert max(scaled) < 1.5 * min(scaled)
+
+
+def test_corollary_5_without_convexity_gradients_rise_with_q() -> None:
+    for found in zip(*(stationarity((100, 400), 5, bits) for bits in (1, 2, 3, None))):
+        assert list(found) == sorted(found, reverse=True) and found[0] > 1.3 * found[-1]
+
+
+def test_theorem_4_without_convexity_more_local_steps_cost() -> None:
+    """The term k_2 (tau - 1) / T."""
+    found = [stationarity([400], tau, None)[0] for tau in (1, 5, 20)]
+    assert found == sorted(found)

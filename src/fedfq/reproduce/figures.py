@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedfq.report.figures import PANEL, RC, save
 from fedfq.report.styles import COLOURS, style
-from fedfq.reproduce.theory import FIGURE, errors, q
+from fedfq.reproduce.theory import FIGURE, errors, q, stationarity
 
 TAU = 5
 ITERATIONS = (50, 100, 200, 400, 800, 1600, 3200)  # T
 WIDTHS = (1, 2, 3, None)  # b
-GUIDE = 2.0  # the dotted line is this over T
 
 
 def write_theorem_4(folder: Path) -> list[Path]:
-    """The error over T for several q, beside a line that falls as 1 / T."""
+    """Eqs. 15 and 16: what is bounded over T for several q, beside a line of the bound's slope."""
     with matplotlib.rc_context(RC | {"text.parse_math": True, "legend.handlelength": 2}):
-        return save(_theorem_4(), folder / FIGURE)
+        figure = Figure(figsize=(2 * PANEL[0], PANEL[1]), layout="constrained")
+        convex, other = figure.subplots(1, 2)
+        convex.set_title("strongly convex (Eq. 15)")
+        convex.set_ylabel(r"mean $\|\theta - \theta^*\|^2$")
+        _curves(convex, errors)
+        convex.plot(ITERATIONS, [2 / t for t in ITERATIONS], "0.5", linestyle=":", label="$2 / T$")
+        other.set_title("non-convex (Eq. 16)")
+        other.set_ylabel(r"mean $\|\nabla f\|^2$ over $T$ steps")
+        _curves(other, stationarity)
+        other.set_yticks([2, 5, 10, 20, 50], labels=["2", "5", "10", "20", "50"])
+        other.minorticks_off()
+        other.plot(ITERATIONS, [120 / t**0.5 for t in ITERATIONS], "0.5", linestyle="--", label=r"$120 / \sqrt{T}$")
+        lines = dict(zip(*reversed(convex.get_legend_handles_labels())))
+        lines |= dict(zip(*reversed(other.get_legend_handles_labels())))
+        figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(lines))
+        return save(figure, folder / FIGURE)
 
 
-def _theorem_4() -> Figure:
-    figure = Figure(figsize=PANEL, layout="constrained")
-    axes = figure.subplots()
+def _curves(axes: Axes, found: Callable[[Sequence[int], int, int | None], list[float]]) -> None:
     for place, bits in enumerate(WIDTHS):
-        found = errors(ITERATIONS, TAU, bits)
         look = style(place)
         name = f"$q = {q(bits):g}$" + ("" if bits is None else f" ($b = {bits}$)")
-        axes.plot(ITERATIONS, found, label=name, color=COLOURS[look.colour], marker=look.marker, markersize=3.5)
-    guide = [GUIDE / t for t in ITERATIONS]
-    axes.plot(ITERATIONS, guide, label=f"${GUIDE:g} / T$", color="0.5", linestyle=":")
+        values = found(ITERATIONS, TAU, bits)
+        axes.plot(ITERATIONS, values, label=name, color=COLOURS[look.colour], marker=look.marker, markersize=3.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel(rf"$T$, local steps in all ($\tau = {TAU}$)")
-    axes.set_ylabel(r"mean $\|\theta - \theta^*\|^2$")
     axes.grid(alpha=0.3, linewidth=0.5)
-    figure.legend(loc="outside lower center", ncols=3)
-    return figure

@@ -129,8 +129,8 @@ def _theorem(path: Path) -> str:
         return ""
     data = base64.b64encode(path.read_bytes()).decode()
     about = (
-        "On a small strongly convex problem, Theorem 4's error falls about as 1 / T, and Corollary 5's grows with q, "
-        "the bound on the quantizer's variance."
+        "Theorem 4 on two small problems: strongly convex, the error falls about as 1 / T; non-convex, the gradients "
+        "fall about as 1 / sqrt(T). Both grow with q, the bound on the quantizer's variance (Corollary 5)."
     )
     image = f'<img class="figure" alt="{about}" src="data:image/svg+xml;base64,{data}">'
     return markup.section("Theorem 4 and Corollary 5", markup.note(about), image)

@@ -30,7 +30,7 @@ import numpy as np
 from fedfq.codec.quantize import dequantize_levels, stochastic_levels
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Quantizer = Callable[[Array, int, int], Array]  # of an update, with a seed and the number of a stream
+Quantizer = Callable[[Array, int, int], Array]  # of a round's updates, a row each, with a seed and the round's number
 
 FIGURE = "theorem-4"  # the name of its files
 
@@ -52,15 +52,16 @@ def q(bits: int | None) -> float:
 
 
 def quantizer(bits: int | None) -> Quantizer:
-    """Eq. 5 with the same width for every entry."""
+    """Eq. 5 with the same width for every entry, as ||h|| Q(h / ||h||), so that one call serves all clients."""
     if bits is None:
-        return lambda h, seed, stream: h
-    widths = np.full(D, bits, np.uint8)
+        return lambda updates, seed, k: updates
+    widths = np.full(CLIENTS * D, bits, np.uint8)
+    scales = np.full(9, np.nextafter(np.float32(1.0), np.float32(2.0)), np.float32)
 
-    def quantize(h: Array, seed: int, stream: int) -> Array:
-        h = h.astype(np.float32)
-        scales = np.full(9, np.nextafter(np.float32(np.linalg.norm(h)), np.float32(np.inf)), np.float32)
-        return dequantize_levels(stochastic_levels(h, widths, scales, seed, stream), widths, scales)
+    def quantize(updates: Array, seed: int, k: int) -> Array:
+        norms = np.linalg.norm(updates, axis=1, keepdims=True)
+        levels = stochastic_levels((updates / norms).astype(np.float32).ravel(), widths, scales, seed, k)
+        return norms * dequantize_levels(levels, widths, scales).reshape(updates.shape)
 
     return quantize
 
@@ -97,8 +98,7 @@ def federated(
             means.append(local.mean(0))
             local = local - eta * (gradients(local) + rng.normal(0.0, NOISE, local.shape))
         yield np.array(means)
-        updates = local - theta
-        theta = theta + np.mean([quantize(h, seed, k * CLIENTS + i) for i, h in enumerate(updates)], axis=0)
+        theta = theta + quantize(local - theta, seed, k).mean(0)
 
 
 def errors(iterations: Sequence[int], tau: int, bits: int | None) -> list[float]:

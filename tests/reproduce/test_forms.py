@@ -48,6 +48,13 @@ def test_latex_has_as_many_cells_in_every_line_and_escapes(table: Table) -> None
     assert "50\\% of $<$b$>$a\\_b$<$/b$>$ | \\textbackslash{}x \\& more" in hostile
 
 
+def test_latex_stacks_what_would_be_too_wide_to_read(table: Table) -> None:
+    first, second = latex(replace(table, parts=(*table.parts, table.parts[0]))).split("\\addlinespace")
+    assert first.count("{Digits, IID}") == first.count("{Digits, shards}") == second.count("{Digits, IID}") == 1
+    assert first.count("\\texttt{fedavg}") == second.count("\\texttt{fedavg}") == 1
+    assert "\\begin{tabular}{lrrrrrrrr}" in first and "\\cmidrule(lr){6-9}" not in second
+
+
 def test_latex_is_one_row_for_what_columns_chose(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.80])
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.70], seed=1)

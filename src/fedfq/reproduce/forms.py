@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedfq.files import write_bytes
-from fedfq.reproduce.tables import Table
+from fedfq.reproduce.tables import Part, Table
+
+BESIDE = 2  # columns of the paper in a band of LaTeX's table
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:
@@ -35,36 +37,41 @@ def markdown(table: Table) -> str:
 
 
 def latex(table: Table) -> str:
-    """All columns side by side, as in the paper: a `table*` that needs the packages booktabs and graphicx.
+    """The paper's columns side by side, in bands of as many as can be read: needs booktabs and graphicx.
 
     There is no room for reasons: a cell says "failed" and "unfinished".
     """
-    width = len(table.titles)
-    groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.column.title)}}}" for part in table.parts]
-    briefs = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.brief)}}}" for part in table.parts]
-    under = [_tex_row(["", *briefs])] if any(part.brief for part in table.parts) else []
-    rules = [f"\\cmidrule(lr){{{2 + width * n}-{1 + width * (n + 1)}}}" for n in range(len(groups))]
-    titles = ["Method", *map(_tex, table.titles * len(groups))]
-    body = [
-        [
-            f"\\texttt{{{_tex(rows[0].name)}}}",
-            *(_tex(entry.text.split(": ")[0]) for row in rows for entry in row.entries),
-        ]
-        for rows in zip(*(part.rows for part in table.parts))
-    ]
+    bands = [table.parts[place : place + BESIDE] for place in range(0, len(table.parts), BESIDE)]
     about = [f"{part.column.title}: {line}" for part in table.parts for line in (*part.how, *part.above, *part.below)]
     return "\n".join(
         [
             *(f"% {_tex(line)}" for line in about),  # too much for a caption
             *("\\begin{table*}", "\\centering", "\\resizebox{\\textwidth}{!}{%"),
-            f"\\begin{{tabular}}{{l{'r' * width * len(groups)}}}",
-            *("\\toprule", _tex_row(["", *groups]), *under, " ".join(rules), _tex_row(titles), "\\midrule"),
-            *map(_tex_row, body),
+            f"\\begin{{tabular}}{{l{'r' * len(table.titles) * len(bands[0])}}}",
+            "\n\\addlinespace[2ex]\n".join("\n".join(_tex_band(table.titles, band)) for band in bands),
             *("\\bottomrule", "\\end{tabular}}"),
             f"\\caption{{{_tex(' '.join([table.caption + '.', *table.notes]))}}}",
             *("\\end{table*}", ""),
         ]
     )
+
+
+def _tex_band(titles: Sequence[str], parts: Sequence[Part]) -> list[str]:
+    width = len(titles)
+    groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.column.title)}}}" for part in parts]
+    briefs = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.brief)}}}" for part in parts]
+    under = [_tex_row(["", *briefs])] if any(part.brief for part in parts) else []
+    rules = [f"\\cmidrule(lr){{{2 + width * n}-{1 + width * (n + 1)}}}" for n in range(len(groups))]
+    titled = ["Method", *map(_tex, [*titles] * len(groups))]
+    body = [
+        [
+            f"\\texttt{{{_tex(rows[0].name)}}}",
+            *(_tex(entry.text.split(": ")[0]) for row in rows for entry in row.entries),
+        ]
+        for rows in zip(*(part.rows for part in parts))
+    ]
+    head = ["\\toprule", _tex_row(["", *groups]), *under, " ".join(rules), _tex_row(titled), "\\midrule"]
+    return [*head, *map(_tex_row, body)]
 
 
 def _tex_row(cells: Iterable[str]) -> str:

@@ -68,13 +68,13 @@ def test_numbers_sort_as_numbers(two):
     assert uplink == [["223.2 kB", str(9 * CLIENTS * RAW), "223,200 bytes"], ["27 kB", "27000", "27,000 bytes"]]
     assert outline.column("Summary", "Wire ratio")[0] == ["1.0×", "1.0", "1"]
     assert float(outline.column("Summary", "Accuracy, last 5")[1][1]) == pytest.approx(0.65)
-    assert outline.column("Summary", "a client to 0.8")[1][0] == "5.4 kB"
+    assert outline.column("Summary", "a client to 80%")[1][0] == "5.4 kB"
 
 
 def test_what_there_is_not_has_no_number(tmp_path):
     runs = read_runs([write_run(tmp_path / "run", [a_line(1, None, 0)], rounds=9, finished=False)])
     outline = Outline(page(runs, target=0.8))
-    for title in ("final", "best", "Wire ratio", "Claimed ratio", "Uplink to 0.8"):
+    for title in ("final", "best", "Wire ratio", "Claimed ratio", "Uplink to 80%"):
         assert outline.column("Summary", title) == [["–", None, None]]
     assert outline.column("Summary", "Rounds") == [["1 of 9", "1", None]]
     assert "unfinished" in outline.column("Summary", "Run")[0][0]

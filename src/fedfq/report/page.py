@@ -202,7 +202,7 @@ def charts(place: int, curves: Curves) -> str:
         [
             f'<div data-setting="{place}">',
             f'<ul class="legend" aria-label="Runs that are shown">{legend}</ul>',
-            "" if curves.target is None else markup.note(f"The dotted line is the target, {curves.target:.4g}."),
+            "" if curves.target is None else markup.note(f"The dotted line is the target, {100 * curves.target:.4g}%."),
             f'<div class="charts">{figures}</div>',
             "<noscript><p>Curves need JavaScript; tables do not.</p></noscript>",
             "</div>",
@@ -215,7 +215,7 @@ def charts(place: int, curves: Curves) -> str:
 
 def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str:
     numbers = [f"Accuracy, last {LAST}", "final", "best", "Uplink", "Uplink a client", "Wire ratio", "Claimed ratio"]
-    numbers += [f"Uplink to {target:.4g}", f"a client to {target:.4g}"] if target is not None else []
+    numbers += [f"Uplink to {100 * target:.4g}%", f"a client to {100 * target:.4g}%"] if target is not None else []
     numbers += ["Downlink", "Rejected", "Rounds"]
     rows = []
     for run, row in zip(runs, summary_rows(runs, target)):

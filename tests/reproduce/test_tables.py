@@ -35,13 +35,13 @@ def fail(out: Path, method: str, reason: str, seed: int = 0) -> None:
 
 def test_table_1_has_our_number_the_papers_and_both_ratios(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.80], uplink=5 * 4960)  # as float32; claims are half of it
-    assert row(table_1(tmp_path), "fedavg") == ["75.00", "77.78", "1.0×", "2.0×"]
+    assert row(table_1(tmp_path), "fedavg") == ["75.00", "–", "77.78", "1.0×", "2.0×"]
 
 
 def test_several_seeds_are_a_mean_and_its_spread(tmp_path: Path) -> None:
     for seed, accuracy in ((0, 0.70), (1, 0.74)):
         write_cell(tmp_path, IID, "fedavg", [accuracy, accuracy], seed=seed)
-    assert row(table_1(tmp_path), "fedavg")[0] == "72.00 (70.00–74.00)"
+    assert row(table_1(tmp_path), "fedavg")[0] == "72.00 (70.00 to 74.00)"
 
 
 def test_a_column_that_is_not_in_the_paper_is_in_table_2_alone(tmp_path: Path) -> None:
@@ -59,11 +59,23 @@ def test_lossless_is_not_below_fedavgs_spread(tmp_path: Path) -> None:
         write_cell(tmp_path, IID, "fedfq@128", [accuracy, accuracy], seed=seed)
     write_cell(tmp_path, IID, "fedfq@512", [0.69, 0.69])
     table = table_1(tmp_path)
-    assert row(table, "fedfq@128")[0] == "70.00† (68.00–72.00)"
+    assert row(table, "fedfq@128")[0] == "70.00† (68.00 to 72.00)"
     assert row(table, "fedfq@512")[0] == "69.00"
     assert "†" not in row(table, "fedavg")[0]
     assert table.parts[0].below == ("† from 70.00% on, the least of fedavg's 2 seeds.",)
     assert any(note.startswith("†: lossless") for note in table.notes)
+
+
+def test_differences_are_from_fedavg_with_the_same_seed(tmp_path: Path) -> None:
+    for seed, accuracy in ((0, 0.70), (1, 0.80)):
+        write_cell(tmp_path, IID, "fedavg", [accuracy, accuracy], seed=seed)
+    for seed, accuracy in ((0, 0.69), (1, 0.80001), (2, 0.90)):
+        write_cell(tmp_path, IID, "fedfq@128", [accuracy, accuracy], seed=seed)
+    write_cell(tmp_path, IID, "fedfq@512", [0.69999, 0.69999])
+    table = table_1(tmp_path)
+    assert row(table, "fedavg")[1] == "–"
+    assert row(table, "fedfq@128")[1] == "−0.50 (−1.00 to +0.00); seed 2 –"
+    assert row(table, "fedfq@512")[1] == "+0.00"
 
 
 def test_one_seed_of_fedavg_has_no_spread_and_so_nothing_is_marked(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ _TEX = str.maketrans(
     {
         **{letter: "\\" + letter for letter in "&%$#_{}"},
         **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
-        **{"×": "$\\times$", "–": "--", "†": "$^\\dagger$", "<": "$<$", ">": "$>$"},
+        **{"×": "$\\times$", "–": "--", "−": "$-$", "Δ": "$\\Delta$", "†": "$^\\dagger$", "<": "$<$", ">": "$>$"},
     }
 )
 

@@ -85,10 +85,11 @@ class Table:
 
 def table_1(columns: Sequence[Column], found: Outcomes) -> Table:
     """Accuracy, and the compression it was reached with."""
-    titles = ("accuracy %", "paper", "wire", "claimed")
+    titles = ("accuracy %", "Δ", "paper", "wire", "claimed")
     notes = (
         f"Accuracy: % of the test examples, the mean of the last {LAST} evaluations. {SEVERAL}",
         f"{LOSSLESS}: lossless, which is to say not below the least of {FEDAVG}'s seeds in the same column.",
+        f"Δ: points above {FEDAVG} with the same seed, that is the same initial model, clients and batches.",
         "Wire: float32 bytes over the bytes that were sent. Claimed: over what the method's own paper counts.",
     )
     parts = tuple(_accuracies(column, found) for column in columns if "table1" in column.tables)
@@ -104,10 +105,19 @@ def _accuracies(column: Column, found: Outcomes) -> Part:
         own = found[column.name, method]
         paper = _paper(column.paper_accuracy.get(method), "{:.2f}".format)
         if (missing := _missing(column, method, own)) is not None:
-            return [missing, paper, EMPTY, EMPTY]
-        mark_from = math.inf if method == FEDAVG else least
-        accuracy = _summary(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format, mark_from=mark_from)
-        return [_with_the_rest(accuracy, own), paper, *_ratios(own)]
+            return [missing, EMPTY, paper, EMPTY, EMPTY]
+
+        def above(seed: int, run: RunData) -> float | None:
+            reference = baseline[seed].last_accuracy if seed in baseline else None
+            ours = run.last_accuracy
+            return None if ours is None or reference is None else 100 * (ours - reference)
+
+        accuracy = _summary(
+            *(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format),
+            mark_from=math.inf if method == FEDAVG else least,
+        )
+        difference = EMPTY if method == FEDAVG else _summary(own, above, _signed)
+        return [_with_the_rest(accuracy, own), difference, paper, *_ratios(own)]
 
     rows = tuple(Row(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_1)
     if least == math.inf:
@@ -313,7 +323,7 @@ def _spread(numbers: Sequence[float], form: Form, mark_from: float = math.inf) -
     mean = math.fsum(numbers) / len(numbers)
     shown = form(mean) + (LOSSLESS if mean >= mark_from else "")
     least, most = form(min(numbers)), form(max(numbers))
-    return Entry(shown if least == most else f"{shown} ({least}–{most})", mean)
+    return Entry(shown if least == most else f"{shown} ({least} to {most})", mean)
 
 
 def _ratios(found: Outcome) -> list[Entry]:
@@ -329,6 +339,10 @@ def _paper(number: float | None, form: Form) -> Entry:
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
+
+
+def _signed(points: float) -> str:
+    return f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
 
 
 def _times(ratio: float) -> str:

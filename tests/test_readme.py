@@ -45,11 +45,13 @@ def test_its_table_of_bytes_is_that_of_the_results() -> None:
 
 
 def test_its_table_of_accuracies_is_that_of_the_results() -> None:
+    """And in brackets, how many points more than FedAvg's with the same seed."""
     titles, shown = _shown("accuracy, %")
     columns = [_measured("table1", title) for title in titles]
     assert len(columns) >= 3 and set(shown) == set(columns[0])
     for method, cells in shown.items():
-        assert cells == [column[method][0] for column in columns]
+        found = [column[method] for column in columns]
+        assert cells == [accuracy if above == "–" else f"{accuracy} ({above})" for accuracy, above, *_ in found]
 
 
 def _shown(what: str) -> tuple[list[str], dict[str, list[str]]]:

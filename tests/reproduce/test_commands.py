@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedfq.cli import app
+from fedfq.federation.folder import Folder
 from fedfq.reproduce import cells
 from fedfq.reproduce import run as run_module
 from tests.reproduce.small import COLUMNS, IID, write_cell
@@ -25,7 +26,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_both_tables_share_their_runs(small: Path) -> None:
     only = ("--only", "digits-iid", "--only", "fedavg", "--only", "fedfq@512")
     said = ok("reproduce", "table1", *only, *ONE)
-    assert said.splitlines() == [f"results/reproduce/{name}" for name in ("table1.md", "table1.tex", "report.html")]
+    names = ("table1.md", "table1.tex", "table2.md", "table2.tex", "report.html")
+    assert said.splitlines() == [f"results/reproduce/{name}" for name in names]
     ledger = small / "digits-iid" / "fedavg-0" / "rounds.jsonl"
     before = ledger.stat().st_mtime_ns
     ok("reproduce", "table2", *only, *ONE)
@@ -47,6 +49,13 @@ def test_a_failed_cell_is_in_the_table_and_in_the_exit_code(small: Path, monkeyp
     assert "failed: out of luck" in (small / "table1.md").read_text("utf-8")
     ok(*arguments)
     assert "failed" not in (small / "table1.md").read_text("utf-8")
+
+
+def test_a_cell_that_another_process_runs_is_named(small: Path) -> None:
+    with Folder(small / "digits-iid" / "fedavg-0").held():
+        done = CliRunner().invoke(app, ["reproduce", "table1", "--only", "digits-iid", "--only", "fedavg", *ONE])
+    assert done.exit_code == 0
+    assert "left alone, as another process is at work there: results/reproduce/digits-iid/fedavg-0" in done.stderr
 
 
 def test_several_seeds(small: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fedfq.federation.folder import Folder
 from fedfq.reproduce import run as module
 from fedfq.reproduce.cells import cells
 from fedfq.reproduce.results import outcome
@@ -89,6 +90,14 @@ def test_a_cell_that_fails_leaves_the_others_alone_and_is_tried_again(
     assert outcome(tmp_path, IID, "fedavg").failed == {}
 
 
+def test_a_cell_that_another_process_runs_is_left_alone(tmp_path: Path) -> None:
+    told: list[str] = []
+    with Folder(TWO[0].folder(tmp_path)).held():
+        assert run_cells(TWO, tmp_path, held=lambda cell: told.append(cell.method)) == []
+    assert told == ["fedavg"] and outcome(tmp_path, IID, "fedavg").seeds == []
+    assert outcome(tmp_path, IID, "fedavg-2bit").finished.keys() == {0}
+
+
 @pytest.mark.parametrize("last", [1, 2])
 def test_a_run_that_fails_on_its_way_is_failed_too(tmp_path: Path, last: int) -> None:
     """Even after its last round. What was done is kept: the next call goes on with it."""
@@ -110,11 +119,13 @@ def test_a_run_that_fails_on_its_way_is_failed_too(tmp_path: Path, last: int) ->
     assert (TWO[0].folder(tmp_path) / "model.safetensors").is_file()
 
 
-def test_a_damaged_run_fails_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["rounds.jsonl", "run.json"])
+def test_a_damaged_run_fails_alone(tmp_path: Path, file: str) -> None:
     write_cell(tmp_path, IID, "fedavg", [0.1, 0.2])
-    (TWO[0].folder(tmp_path) / "rounds.jsonl").write_text("no ledger\n" * 2)
+    (TWO[0].folder(tmp_path) / file).write_text("damaged\n" * 2)
+    assert file in outcome(tmp_path, IID, "fedavg").failed[0]
     assert run_cells(TWO, tmp_path) == TWO[:1]
-    assert "rounds.jsonl" in outcome(tmp_path, IID, "fedavg").failed[0]
+    assert file in outcome(tmp_path, IID, "fedavg").failed[0]
     assert outcome(tmp_path, IID, "fedavg-2bit").finished.keys() == {0}
 
 

@@ -13,11 +13,15 @@ checkpoint, or none. Lines that were written after it are cut off before a run g
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import platform
+import re
 import shutil
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +29,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
 
 import fedfq
 from fedfq.federation.config import Config, from_json
@@ -34,6 +43,10 @@ from fedfq.methods import State
 from fedfq.methods.method import Array
 
 LEDGERS = ("rounds.jsonl", "timings.jsonl")
+
+
+class HeldError(ValueError):
+    """Another process is at work in the folder."""
 
 
 class Checkpoint(NamedTuple):
@@ -59,6 +72,22 @@ class Folder:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             what = "already holds a run (--resume continues it)" if self.holds_run else "is not empty"
             raise ValueError(f"{self.path}: {what}")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others out. The folder itself is locked, so that nothing is left of the lock, not even after a kill.
+
+        A folder that stays empty is taken away again. Without locks (Windows, some file systems), nobody is kept out.
+        """
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"{self.path}: is not a folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        with _locked(self.path):
+            try:
+                yield
+            finally:
+                if not any(self.path.iterdir()):
+                    self.path.rmdir()
 
     def begin(self, config: Config, **engine: str) -> None:
         """`engine` names what the run depends on besides the inline engine's libraries."""
@@ -161,13 +190,56 @@ class Folder:
         write_tensors(self.path / "model.safetensors", theta)
 
 
-def environment() -> dict[str, Any]:
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EWOULDBLOCK:
+            os.close(descriptor)
+            raise HeldError(f"{folder}: another process is at work there") from None
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def environment() -> dict[str, str]:
     """Date, versions and hardware."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "fedfq": fedfq.__version__,
+        **_commit(Path(fedfq.__file__).parent),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "torch": torch.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores{_processor()}",
     }
+
+
+def _commit(source: Path) -> dict[str, str]:
+    """Which source it is, where that is a checkout of git; with a + if it was changed since."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10)
+
+    try:
+        if git("ls-files", "--error-unmatch", "__init__.py").returncode:  # no repository, or another project's
+            return {}
+        changed = "+" if git("diff", "--quiet", "HEAD", "--", ".").returncode else ""
+        return {"commit": git("rev-parse", "--short=12", "HEAD").stdout.strip() + changed}
+    except (OSError, subprocess.TimeoutExpired):  # no git
+        return {}
+
+
+def _processor() -> str:
+    """Its name, which only Linux tells."""
+    try:
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        return ""
+    return f", {found[1].strip()}" if found else ""

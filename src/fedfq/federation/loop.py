@@ -50,9 +50,16 @@ def run(
     Results of another `device` than the processor differ by its rounding, and it is named in `run.json`.
     """
     folder = Folder(out)
-    if not resume:
-        folder.refuse_if_taken()
-    with Clients(config, data_dir, folder.memories.folder, min(workers, config.per_round), device) as clients:
+    with folder.held():
+        if not resume:
+            folder.refuse_if_taken()
+        return _run(config, folder, resume, min(workers, config.per_round), data_dir, device, watch)
+
+
+def _run(
+    config: Config, folder: Folder, resume: bool, workers: int, data_dir: Path | None, device: str, watch: Watch
+) -> Result:
+    with Clients(config, data_dir, folder.memories.folder, workers, device) as clients:
         federation = Federation(config, clients)
         if not resume:
             folder.begin(config, **({"device": device} if device != "cpu" else {}))
@@ -64,7 +71,7 @@ def run(
             if federation.round % config.checkpoint_every == 0 or federation.round == config.rounds:
                 folder.save(federation.checkpoint())
             watch(line, times)
-        if not (out / "model.safetensors").exists():
+        if not (folder.path / "model.safetensors").exists():
             folder.finish(federation.theta)
         return Result(federation.theta, folder.rounds())
 

@@ -27,6 +27,7 @@ from fedfq.report.runs import LAST, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
 MOST_REJECTED = 200  # rows shown
+VERSIONS = ("fedfq", "python", "numpy", "torch", "flwr")  # of what a run says of its surroundings
 
 Groups = dict[str, list[RunData]]  # runs by setting
 
@@ -362,7 +363,7 @@ def _described(run: RunData) -> dict[str, Any]:
     """Configuration, options of the method, versions and hardware."""
     config = asdict(run.config)
     options = {f"option {name}": value for name, value in config.pop("options").items()}
-    versions = {name if name == "machine" else f"{name} version": value for name, value in run.environment.items()}
+    versions = {f"{name} version" if name in VERSIONS else name: value for name, value in run.environment.items()}
     return {name.replace("_", " "): value for name, value in (config | options | versions).items()}
 
 
@@ -378,5 +379,6 @@ def _value(value: Any, is_number: bool) -> Cell:
 
 def footer(runs: Sequence[RunData]) -> str:
     made = f"Page made {datetime.now(UTC):%Y-%m-%d %H:%M} UTC by fedfq {fedfq.__version__}."
-    places = dict.fromkeys(", ".join(f"{name} {value}" for name, value in run.environment.items()) for run in runs)
+    shown = [{name: value for name, value in run.environment.items() if name != "commit"} for run in runs]
+    places = dict.fromkeys(", ".join(f"{name} {value}" for name, value in one.items()) for one in shown)
     return f"<footer>{made} Runs: {'; '.join(map(text, places))}.</footer>"

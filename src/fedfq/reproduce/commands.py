@@ -66,7 +66,7 @@ def reproduce(
     """Run the paper's tables again, cell by cell, or draw the learning curves of what ran.
 
     Can be stopped at any moment: the next call goes on there. A cell that failed is shown with its reason, and tried
-    again by the next call.
+    again by the next call. To run one anew, delete its folder.
     """
     _known("part", what, WHAT)
     refuse_given(context, OTHERS.get(what, FOR_NETWORK), what)
@@ -85,7 +85,7 @@ def reproduce(
     if what == "figures":
         _figures(profile, chosen, out)
     else:
-        _table(what, profile, chosen, out, machine({"workers": workers, "data_dir": data_dir, "device": device}))
+        _tables(profile, chosen, out, machine({"workers": workers, "data_dir": data_dir, "device": device}))
 
 
 def _known(what: str, name: str, valid: list[str]) -> str:
@@ -94,16 +94,14 @@ def _known(what: str, name: str, valid: list[str]) -> str:
     return name
 
 
-def _table(what: str, profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
-    """Run the cells. Table and page are written anew after each, so that what is done can be seen."""
-    from fedfq.reproduce.cells import PROFILES
+def _tables(profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
+    """Run the cells. After each, both tables, which share them, and the page are written anew."""
+    from fedfq.reproduce.cells import PROFILES, TABLES
     from fedfq.reproduce.forms import write_table
     from fedfq.reproduce.page import read
     from fedfq.reproduce.results import claim
     from fedfq.reproduce.run import run_cells
     from fedfq.reproduce.tables import table_1, table_2
-
-    make = table_1 if what == "table1" else table_2
 
     @contextmanager
     def watching(cell: Cell) -> Iterator[Any]:
@@ -112,10 +110,15 @@ def _table(what: str, profile: str, chosen: Sequence[Cell], out: Path, where: di
 
     def write() -> list[Path]:
         found = read(out)
-        return [*write_table(make(PROFILES[profile], found), out / what), _page(out, found)]
+        made = zip(TABLES, (table_1, table_2))
+        files = [path for name, make in made for path in write_table(make(PROFILES[profile], found), out / name)]
+        return [*files, _page(out, found)]
+
+    def held(cell: Cell) -> None:
+        typer.echo(f"left alone, as another process is at work there: {cell.folder(out)}", err=True)
 
     claim(out, profile, chosen)
-    failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), **where)
+    failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), held=held, **where)
     for path in write():
         typer.echo(path)
     for cell in failed:
@@ -137,13 +140,14 @@ def _figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
     And Theorem 4, which needs no run.
     """
     from fedfq.report.figures import write_figures
-    from fedfq.report.runs import holds_run, read_runs
+    from fedfq.report.runs import read_runs
     from fedfq.reproduce.cells import TABLES
     from fedfq.reproduce.figures import write_theorem_4
     from fedfq.reproduce.page import read
-    from fedfq.reproduce.results import claim
+    from fedfq.reproduce.results import claim, outcomes
 
-    ran = [cell for cell in chosen if holds_run(cell.folder(out))]
+    found = outcomes(out, {cell.column.name: cell.column for cell in chosen}.values())
+    ran = [cell for cell in chosen if cell.seed in found[cell.column.name, cell.method].runs]
     if not ran:
         raise ValueError(f"{out}: none of these cells was run; `fedfq reproduce table1` does it")
     claim(out, profile, ran)

@@ -26,7 +26,7 @@ def read(folder: Path) -> Outcomes:
 
 
 def runs_in(found: Outcomes) -> list[RunData]:
-    return [run for one in found.values() for run in (*one.finished.values(), *one.unfinished.values())]
+    return [run for one in found.values() for run in one.runs.values()]
 
 
 def page(folder: Path, found: Outcomes) -> str:

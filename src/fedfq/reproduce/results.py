@@ -58,6 +58,11 @@ class Outcome:
     failed: dict[int, str]
 
     @property
+    def runs(self) -> dict[int, RunData]:
+        """Those that have something to show."""
+        return self.finished | self.unfinished
+
+    @property
     def seeds(self) -> list[int]:
         return sorted({*self.finished, *self.unfinished, *self.failed})
 
@@ -77,7 +82,11 @@ def refuse_others(cells: Iterable[Cell], out: Path) -> None:
     """A run with another configuration, say of the other profile, is neither gone on with nor shown."""
     for cell in cells:
         folder = cell.folder(out)
-        if holds_run(folder) and read_config(folder) != cell.config:
+        try:
+            same = not holds_run(folder) or read_config(folder) == cell.config
+        except ValueError:  # its description is damaged: it is shown as failed
+            continue
+        if not same:
             raise ValueError(f"{folder}: holds a run with another configuration; give another folder with --out")
 
 

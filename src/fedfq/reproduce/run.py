@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from fedfq.federation.folder import HeldError
 from fedfq.federation.loop import Watch
 from fedfq.federation.loop import run as run_federation
 from fedfq.files import write_bytes
@@ -25,9 +26,11 @@ def run_cells(
     *,
     watching: Callable[[Cell], AbstractContextManager[Watch]] = lambda cell: nullcontext(lambda line, times: None),
     done: Callable[[Cell], object] = lambda cell: None,
+    held: Callable[[Cell], object] = lambda cell: None,
     **where: Any,
 ) -> list[Cell]:
-    """Run what is not finished; returns the cells that failed. `done` is told of every cell that was run.
+    """Run what is not finished; returns the cells that failed. `done` is told of every cell that was run, `held` of
+    those that are left alone, as another process is at work on them.
 
     `where` are the workers, the data's folder and the device, as `loop.run` takes them.
     """
@@ -42,6 +45,9 @@ def run_cells(
             (folder / FAILED).unlink(missing_ok=True)
             with watching(cell) as watch:
                 run_federation(cell.config, folder, resume=again, watch=watch, **where)
+        except HeldError:
+            held(cell)
+            continue
         except Exception as error:  # of whatever kind: the others can still be run
             reason = " ".join(str(error).split()) or type(error).__name__
             folder.mkdir(parents=True, exist_ok=True)

@@ -370,7 +370,7 @@ def _how(column: Column, found: Outcomes) -> tuple[str, ...]:
         f"learning rate {config.lr:g}{decay}",
         f"{config.rounds} rounds{every}",
     ]
-    runs = [run for one in ran for run in (*one.finished.values(), *one.unfinished.values())]
+    runs = [run for one in ran for run in one.runs.values()]
     return (f"{', '.join(parts)}.", *([_which_seeds(column, found), _where(runs)] if runs else []))
 
 
@@ -379,8 +379,8 @@ def _which_seeds(column: Column, found: Outcomes) -> str:
     seeds: dict[str, tuple[int, ...]] = {}
     for method in dict.fromkeys(map(column.method, ROWS)):
         one = found[column.name, method]
-        if one.finished or one.unfinished:
-            seeds[method] = tuple(sorted((*one.finished, *one.unfinished)))
+        if one.runs:
+            seeds[method] = tuple(sorted(one.runs))
     usual = Counter(seeds.values()).most_common(1)[0][0]
     others = [f"{method} ({_seeds(own)})" for method, own in seeds.items() if own != usual]
     said = _seeds(usual).capitalize() + (f" of all but {', '.join(others)}" if others else "")

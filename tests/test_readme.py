@@ -34,13 +34,13 @@ def test_its_commands_and_options_exist() -> None:
 
 
 def test_its_table_of_bytes_is_that_of_the_results() -> None:
-    """Of every column: MB of all clients to the target, and how many times fewer than FedAvg's."""
-    titles, shown = _shown("uplink, MB")
+    """Of every column: MiB of all clients to the target, and how many times fewer than FedAvg's."""
+    titles, shown = _shown("uplink, MiB")
     columns = [_measured("table2", title) for title in titles[:-2]]
     assert len(columns) >= 3 and set(shown) == set(columns[0])
     for method, (*cells, wire, claimed) in shown.items():
         found = [column[method] for column in columns]
-        assert cells == [mb if fewer == "–" else f"{mb} ({fewer})" for _, mb, _, fewer, _, _ in found]
+        assert cells == [why if mib == "–" else f"{mib} ({fewer})" for why, _, mib, _, fewer, _, _ in found]
         assert [wire, claimed] == found[0][-2:]
 
 

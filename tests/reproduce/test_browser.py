@@ -42,7 +42,7 @@ def opened(browser, report):
 def test_a_click_on_a_column_sorts_one_table(opened):
     tab = opened()
     before = tab.locator(f"{FIRST} tbody th").all_inner_texts()
-    tab.locator(f"{SECOND} thead button", has_text="MB in all").click()
+    tab.locator(f"{SECOND} thead button", has_text="MiB in all").click()
     methods = tab.locator(f"{SECOND} tbody th").all_inner_texts()
     assert methods[:3] == ["fedfq@512", "fedpaq", "fedavg"]  # 0.00781, 6.00 and 22.00, and then what has no number
     assert tab.locator(f"{FIRST} tbody th").all_inner_texts() == before

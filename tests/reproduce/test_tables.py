@@ -78,6 +78,14 @@ def test_differences_are_from_fedavg_with_the_same_seed(tmp_path: Path) -> None:
     assert row(table, "fedfq@512")[1] == "+0.00"
 
 
+def test_the_mark_goes_by_the_digits_that_are_shown(tmp_path: Path) -> None:
+    for seed, accuracy in ((0, 0.27832), (1, 0.28)):
+        write_cell(tmp_path, IID, "fedavg", [accuracy, accuracy], seed=seed)
+    write_cell(tmp_path, IID, "fedfq@128", [0.2783, 0.2783])
+    table = table_1(tmp_path)
+    assert table.parts[0].below[0].startswith("† from 27.83% on") and row(table, "fedfq@128")[0] == "27.83†"
+
+
 def test_one_seed_of_fedavg_has_no_spread_and_so_nothing_is_marked(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.70])
     write_cell(tmp_path, IID, "fedfq@128", [0.80, 0.80])
@@ -121,7 +129,7 @@ def test_the_setting_in_words(tmp_path: Path) -> None:
     assert how.startswith("digits, iid, 6 clients, 2 a round, 1 local step, batches of ")
     assert how.endswith(", 2 rounds.")
     assert seeds == "Seed 0 of all but fedavg (seeds 0, 1)."
-    assert where == "Run on toaster, 2 cores; fedfq 0.1.0."
+    assert where == "Run on toaster, 2 cores; fedfq 0.1.0. Their times add up to 0.0 hours."
     (papers,) = tables.table_1(PAPER[:1], outcomes(tmp_path, PAPER[:1])).parts[0].how
     assert "100 clients, 10 a round, 5 local epochs, batches of 50, learning rate 0.15 × 0.99 a round, " in papers
     (quick,) = tables.table_1(QUICK[:1], outcomes(tmp_path, QUICK[:1])).parts[0].how
@@ -136,21 +144,21 @@ def test_table_2_counts_one_client_as_the_paper_does_and_all_of_them(tmp_path: P
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.80], uplink=40 * 2**20)
     write_cell(tmp_path, IID, "fedfq@512", [0.73, 0.75], uplink=2**20)
     table = table_2(tmp_path)
-    assert row(table, "fedavg")[:4] == ["40.00", "80.00", "416.34", "1.0×"]
-    assert row(table, "fedfq@512")[:4] == ["0.5", "1.00", "–", "80.0×"]
+    assert row(table, "fedavg")[:5] == ["2", "40.00", "80.00", "416.34", "1.0×"]
+    assert row(table, "fedfq@512")[:5] == ["1", "0.5", "1.00", "–", "80.0×"]
     target, choice = table.parts[0].above
     assert target == "Target: 0.9 times fedavg's best with the same seed: 72.00%. The paper's: 75%."
-    assert choice == "fedfq is fedfq@512 here, chosen on a validation run with seed 7."
+    assert choice == "fedfq is fedfq@512 here, chosen on validation runs with seed 7."
     assert table.parts[0].target == pytest.approx(0.72)
 
 
 def test_a_target_that_was_not_reached(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.80])
     write_cell(tmp_path, IID, "fedpaq", [0.1, 0.2])
-    assert row(table_2(tmp_path), "fedpaq")[:2] == ["not reached", "not reached"]
+    assert row(table_2(tmp_path), "fedpaq")[:3] == ["not reached", "–", "–"]
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.80], seed=1)
     write_cell(tmp_path, IID, "fedpaq", [0.1, 0.9], seed=1)
-    assert row(table_2(tmp_path), "fedpaq")[0] == "1.00; seed 0 not reached"
+    assert row(table_2(tmp_path), "fedpaq")[:2] == ["2; seed 0 not reached", "1.00; seed 0 –"]
 
 
 def test_without_fedavg_there_is_no_target(tmp_path: Path) -> None:
@@ -169,7 +177,7 @@ def test_without_fedavg_there_is_no_target(tmp_path: Path) -> None:
 def test_a_profile_may_fix_the_target(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedpaq", [0.1, 0.2], uplink=2**20)
     table = table_2(tmp_path, [replace(IID, target=0.15)])
-    assert row(table, "fedpaq")[:2] == ["1.00", "2.00"]
+    assert row(table, "fedpaq")[:3] == ["2", "1.00", "2.00"]
     assert table.parts[0].above[0] == "Target: 15%. The paper's: 75%."
 
 
@@ -191,7 +199,7 @@ def test_the_verdict_names_every_other_method(tmp_path: Path) -> None:
     assert verdict(tmp_path, column) == "Not compared yet: fedfq@512 and fedavg are not both finished."
     write_cell(tmp_path, column, "fedavg", [0.80, 0.80], uplink=300 * 2**20)
     write_cell(tmp_path, column, "fedfq@512", [0.80, 0.80])
-    both = "fedfq@512 needs 300.0 times fewer bytes than fedavg (aim: 250)"
+    both = "fedfq@512 needs 300 times fewer bytes than fedavg (aim: 250)"
     rest = "Not finished: fedpaq, aqg, stc, eden@32."
     assert verdict(tmp_path, column) == f"{both}; no other method has reached the target. {rest}"
     write_cell(tmp_path, column, "fedpaq", [0.80, 0.80], uplink=2**21)
@@ -211,8 +219,8 @@ def test_the_verdict_says_when_the_aim_is_missed(tmp_path: Path) -> None:
     for column, uplink in ((IID, 200 * 2**20), (shards, 499 * 2**20)):
         write_cell(tmp_path, column, "fedavg", [0.80, 0.80], uplink=uplink)
         write_cell(tmp_path, column, column.fedfq, [0.80, 0.80])
-    assert "200.0 times fewer bytes than fedavg (aim: 250, which is missed)" in verdict(tmp_path, IID)
-    assert "499.0 times fewer bytes than fedavg (aim: 500, which is missed)" in verdict(tmp_path, shards)
+    assert "200 times fewer bytes than fedavg (aim: 250, which is missed)" in verdict(tmp_path, IID)
+    assert "499 times fewer bytes than fedavg (aim: 500, which is missed)" in verdict(tmp_path, shards)
 
 
 def test_the_verdict_compares_seeds_that_both_have(tmp_path: Path) -> None:

@@ -131,9 +131,14 @@ class RunData:
         bits = math.fsum(line.claimed_bits for line in self.rounds)
         return 8 * self.taken_bytes / bits if bits else None
 
+    def first_at(self, target: float) -> Point | None:
+        """The first evaluation that reaches this accuracy; None if none does."""
+        return next((point for point in self.points if point.accuracy >= target), None)
+
     def bytes_to(self, target: float) -> int | None:
-        """All uploads until the first evaluation that reaches this accuracy; None if none does."""
-        return next((point.uplink_bytes for point in self.points if point.accuracy >= target), None)
+        """All uploads until then."""
+        point = self.first_at(target)
+        return None if point is None else point.uplink_bytes
 
     @property
     def seconds(self) -> float:

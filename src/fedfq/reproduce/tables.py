@@ -1,7 +1,7 @@
 """Tables 1 and 2 from the runs there are, beside the paper's numbers, for `forms` (Markdown, LaTeX) and `page` (HTML).
 
 A cell without a number says why: not run yet, unfinished, failed, target not reached. Several seeds are shown as their
-mean and, in parentheses, the least and the most of them. MB are 2^20 bytes here, as in the paper.
+mean and, in parentheses, the least and the most of them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfq.report import markup
-from fedfq.report.runs import LAST, RunData
+from fedfq.report.runs import LAST, Point, RunData
 from fedfq.reproduce.cells import (
     FEDAVG,
     FEDFQ,
@@ -20,13 +20,12 @@ from fedfq.reproduce.cells import (
     TABLE_1,
     TABLE_2,
     TARGET_FRACTION,
-    VALIDATION_SEED,
     Cell,
     Column,
 )
 from fedfq.reproduce.results import Outcome, Outcomes
 
-MB = 2**20
+MIB = 2**20  # bytes: the paper's MB
 NOT_RUN = "not run yet"
 LEFT_OUT = "left out"  # of this profile
 NOTHING = markup.NOTHING
@@ -131,15 +130,16 @@ def _accuracies(column: Column, found: Outcomes) -> Part:
 
 
 def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
-    """Uplink MB until the target accuracy."""
-    titles = ("MB a client", "MB in all", "paper", "fewer", "wire", "claimed")
+    """Uplink until the target accuracy."""
+    titles = ("rounds", "MiB a client", "MiB in all", "paper", "fewer", "wire", "claimed")
     notes = (
-        "MB (2^20 bytes) that were sent until the first evaluation that reached the target: of one client that takes "
-        "part in every round, as the paper counts (a tenth of the sum, with ten clients a round), and of all clients. "
-        f"{SEVERAL}",
-        f"Fewer: {FEDAVG}'s MB over the method's. Wire and claimed: as in Table 1, over the whole run.",
+        "Rounds until the first evaluation that reached the target, known only to the distance of two evaluations, as "
+        "is all that follows from it. MiB (2^20 bytes; the paper's MB are these) that were sent until then: of one "
+        "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients a round), "
+        f"and of all clients. {SEVERAL}",
+        f"Fewer: {FEDAVG}'s bytes over the method's. Wire and claimed: as in Table 1, over the whole run.",
         f"{FEDFQ}: with one ratio a column, which stands there. Of the others, @N is a ratio of N, and those without "
-        "one have their defaults: stc sends one entry in 400.",
+        "one have their defaults: stc sends one entry in 400. None of these was tuned.",
     )
     parts = tuple(_uplinks(column, found) for column in columns)
     return Table("Table 2", "uplink to the target accuracy", titles, parts, notes)
@@ -148,36 +148,44 @@ def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
 def _uplinks(column: Column, found: Outcomes) -> Part:
     reference = found[column.name, FEDAVG]
     baseline = reference.finished
-    sums = {column.method(row): _to_target(column, found[column.name, column.method(row)], baseline) for row in TABLE_2}
+    reached = {
+        column.method(row): _to_target(column, found[column.name, column.method(row)], baseline) for row in TABLE_2
+    }
+    sums = {
+        method: {seed: None if point is None else point.uplink_bytes / MIB for seed, point in points.items()}
+        for method, points in reached.items()
+    }
 
     def entries(method: str) -> list[Entry]:
         own = found[column.name, method]
         paper = _paper(column.paper_mb.get(method), "{:,.2f}".format)
         if (missing := _missing(column, method, own)) is not None:
-            return [missing, EMPTY, paper, EMPTY, EMPTY, EMPTY]
+            return [missing, EMPTY, EMPTY, paper, EMPTY, EMPTY, EMPTY]
+
+        def rounds(seed: int, run: RunData) -> float | None:
+            point = reached[method].get(seed)
+            return None if point is None else point.round
 
         def total(seed: int, run: RunData) -> float | None:
             return sums[method].get(seed)
 
         def client(seed: int, run: RunData) -> float | None:
-            mb = total(seed, run)
-            return None if mb is None else mb / run.config.per_round
+            mib = total(seed, run)
+            return None if mib is None else mib / run.config.per_round
 
         def fewer(seed: int, run: RunData) -> float | None:
-            mb, of_fedavg = total(seed, run), sums[FEDAVG].get(seed)
-            return of_fedavg / mb if mb and of_fedavg else None
+            mib, of_fedavg = total(seed, run), sums[FEDAVG].get(seed)
+            return of_fedavg / mib if mib and of_fedavg else None
 
         def otherwise(seed: int) -> str:
             return "not reached" if seed in sums[method] else f"no target: {FEDAVG} {_state(reference, [seed])}"
 
-        one, all_ = (_summary(own, value, _mb, otherwise) for value in (client, total))
-        return [_with_the_rest(one, own), all_, paper, _summary(own, fewer, _times), *_ratios(own)]
+        until = _summary(own, rounds, "{:,.0f}".format, otherwise)
+        one, all_ = (_summary(own, value, _mib) for value in (client, total))
+        return [_with_the_rest(until, own), one, all_, paper, _summary(own, fewer, _times), *_ratios(own)]
 
     rows = tuple(Row(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_2)
-    chosen = (
-        f"chosen on a validation run with seed {VALIDATION_SEED}" if column.validated else "without a validation run"
-    )
-    choice = f"{FEDFQ} is {column.fedfq} here, {chosen}."
+    choice = f"{FEDFQ} is {column.fedfq} here, {column.chosen}."
     shown = _target_shown(column, baseline) or _state(reference, reference.seeds)
     least = target(column, baseline[min(baseline)] if baseline else None)
     return Part(
@@ -195,14 +203,10 @@ def target(column: Column, baseline: RunData | None) -> float | None:
     return None if best is None else TARGET_FRACTION * best
 
 
-def _to_target(column: Column, own: Outcome, baseline: Mapping[int, RunData]) -> dict[int, float | None]:
-    """MB of all clients for every seed that has a target; None if it was not reached."""
-    sums = {}
-    for seed, run in own.finished.items():
-        if (accuracy := target(column, baseline.get(seed))) is not None:
-            sent = run.bytes_to(accuracy)
-            sums[seed] = None if sent is None else sent / MB
-    return sums
+def _to_target(column: Column, own: Outcome, baseline: Mapping[int, RunData]) -> dict[int, Point | None]:
+    """The first evaluation at the target for every seed that has one; None if it was not reached."""
+    targets = {seed: target(column, baseline.get(seed)) for seed in own.finished}
+    return {seed: own.finished[seed].first_at(goal) for seed, goal in targets.items() if goal is not None}
 
 
 def _target_shown(column: Column, baseline: Mapping[int, RunData]) -> str:
@@ -229,7 +233,7 @@ def _about_target(column: Column, shown: str) -> str:
 def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]], found: Outcomes) -> str:
     """How our row compares with every other one, each over the seeds that both have."""
     own = column.fedfq
-    ours = {seed: mb for seed, mb in sums[own].items() if mb is not None}
+    ours = {seed: mib for seed, mib in sums[own].items() if mib is not None}
     if not sums[own]:
         return f"Not compared yet: {own} and {FEDAVG} are not both finished."
     if len(ours) < len(sums[own]):
@@ -240,8 +244,8 @@ def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]], fou
     failed: list[str] = []
     unfinished: list[str] = []
     for method in (row for row in TABLE_2 if row in column.rows and row != FEDFQ):
-        theirs = {seed: mb for seed, mb in sums[method].items() if seed in ours}
-        reached = [mb / ours[seed] for seed, mb in theirs.items() if mb is not None]
+        theirs = {seed: mib for seed, mib in sums[method].items() if seed in ours}
+        reached = [mib / ours[seed] for seed, mib in theirs.items() if mib is not None]
         if reached and len(reached) == len(theirs):
             ratios[method] = math.fsum(reached) / len(reached)
         elif theirs:
@@ -262,7 +266,7 @@ def _verdict(column: Column, sums: Mapping[str, Mapping[int, float | None]], fou
 
 
 def _against(column: Column, ratio: float) -> str:
-    times = f"{ratio:,.1f} times fewer" if ratio >= 1 else f"{1 / ratio:,.1f} times more"
+    times = f"{_number(ratio)} times fewer" if ratio >= 1 else f"{_number(1 / ratio)} times more"
     missed = "" if ratio >= column.aim else ", which is missed"
     return f"{column.fedfq} needs {times} bytes than {FEDAVG} (aim: {column.aim}{missed})"
 
@@ -321,7 +325,7 @@ def _with_the_rest(entry: Entry, found: Outcome) -> Entry:
 
 def _spread(numbers: Sequence[float], form: Form, mark_from: float = math.inf) -> Entry:
     mean = math.fsum(numbers) / len(numbers)
-    shown = form(mean) + (LOSSLESS if mean >= mark_from else "")
+    shown = form(mean) + (LOSSLESS if round(mean, 2) >= round(mark_from, 2) else "")  # as shown
     least, most = form(min(numbers)), form(max(numbers))
     return Entry(shown if least == most else f"{shown} ({least} to {most})", mean)
 
@@ -346,10 +350,14 @@ def _signed(points: float) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:,.1f}×"
+    return f"{_number(ratio)}×"
 
 
-def _mb(count: float) -> str:
+def _number(ratio: float) -> str:
+    return f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}"
+
+
+def _mib(count: float) -> str:
     return f"{count:,.2f}" if count >= 1 else f"{count:.3g}"
 
 
@@ -394,7 +402,8 @@ def _where(runs: Sequence[RunData]) -> str:
     versions = dict.fromkeys(
         f"{name} {run.environment[name]}" for run in runs for name in ("fedfq", "torch") if name in run.environment
     )
-    return f"Run{when} on {' and '.join(machines)}; {', '.join(versions)}."
+    hours = math.fsum(run.seconds for run in runs) / 3600
+    return f"Run{when} on {' and '.join(machines)}; {', '.join(versions)}. Their times add up to {hours:,.1f} hours."
 
 
 def _seeds(seeds: Sequence[int]) -> str:

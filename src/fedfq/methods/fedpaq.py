@@ -5,8 +5,8 @@ Q(h_j) = ||h|| sign(h_j) xi_j with xi_j = l/s or (l+1)/s, l = floor(s |h_j| / ||
 2s + 1 symbols take ceil(log2(2s + 1)) bits each, and every tensor one float32. The default s = 7 is four bits, as in
 FedFQ's Table 2.
 
-With the l2 norm, as published, a tensor of a million entries needs s near 1000 to be of use. `norm="max"` scales by
-max |h| instead, as code that runs does; the variance is then at most n / (4 s^2) max |h|^2.
+With the l2 norm, as published, the error of a tensor of a million entries is many times its energy unless s is near
+1000; small steps bear it. `norm="max"` scales by max |h| instead; the variance is then at most n / (4 s^2) max |h|^2.
 """
 
 from __future__ import annotations

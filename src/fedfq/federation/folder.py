@@ -21,7 +21,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,8 +86,8 @@ class Folder:
             try:
                 yield
             finally:
-                if not any(self.path.iterdir()):
-                    self.path.rmdir()
+                with suppress(OSError):
+                    self.path.rmdir()  # if it is empty
 
     def begin(self, config: Config, **engine: str) -> None:
         """`engine` names what the run depends on besides the inline engine's libraries."""

@@ -38,7 +38,7 @@ TABLE_1 = (
 )
 TABLE_2 = (
     *(FEDAVG, "fedpaq", "aqg", "acsgd-topk", "fedfq-cgsa:claimed_ratio=32", FEDFQ),
-    *("stc", "eden@32", "topk@64"),
+    *("stc", "eden@1024", "topk@64"),
 )
 TABLES = {"table1": TABLE_1, "table2": TABLE_2}
 ROWS = tuple(dict.fromkeys(TABLE_1 + TABLE_2))

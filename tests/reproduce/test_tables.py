@@ -195,22 +195,22 @@ def verdict(out: Path, column: Column) -> str:
 
 def test_the_verdict_names_every_other_method(tmp_path: Path) -> None:
     """Who needs more bytes than our row, who needs fewer, who did not get there and who was not run."""
-    column = replace(IID, rows=("fedavg", "fedpaq", "aqg", "stc", "eden@32", "fedfq"))
+    column = replace(IID, rows=("fedavg", "fedpaq", "aqg", "stc", "eden@1024", "fedfq"))
     assert verdict(tmp_path, column) == "Not compared yet: fedfq@512 and fedavg are not both finished."
     write_cell(tmp_path, column, "fedavg", [0.80, 0.80], uplink=300 * 2**20)
     write_cell(tmp_path, column, "fedfq@512", [0.80, 0.80])
     both = "fedfq@512 needs 300 times fewer bytes than fedavg (aim: 250)"
-    rest = "Not finished: fedpaq, aqg, stc, eden@32."
+    rest = "Not finished: fedpaq, aqg, stc, eden@1024."
     assert verdict(tmp_path, column) == f"{both}; no other method has reached the target. {rest}"
     write_cell(tmp_path, column, "fedpaq", [0.80, 0.80], uplink=2**21)
     write_cell(tmp_path, column, "stc", [0.10, 0.10])
     others = "and fewer than every other method that reached the target: fedpaq"
-    rest = "Not reached by stc. Not finished: aqg, eden@32."
+    rest = "Not reached by stc. Not finished: aqg, eden@1024."
     assert verdict(tmp_path, column) == f"{both}, {others}. {rest}"
-    write_cell(tmp_path, column, "eden@32", [0.80, 0.80], uplink=2**20)
+    write_cell(tmp_path, column, "eden@1024", [0.80, 0.80], uplink=2**20)
     fail(tmp_path, "aqg", "no data here")
     rest = "Not reached by stc. Failed: aqg."
-    assert verdict(tmp_path, column) == f"{both}, but not fewer than eden@32; fewer than fedpaq. {rest}"
+    assert verdict(tmp_path, column) == f"{both}, but not fewer than eden@1024; fewer than fedpaq. {rest}"
 
 
 def test_the_verdict_says_when_the_aim_is_missed(tmp_path: Path) -> None:

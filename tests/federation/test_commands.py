@@ -91,7 +91,7 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--config", "broken.toml"), "broken.toml: "),
         (("--task", "cifar10-simplecnn", "--data-dir", "empty"), "fedfq data fetch cifar10"),
         (("--out", "thesis"), "thesis: is not empty"),
-        (("--out", "typo.toml"), "typo.toml: is not empty"),
+        (("--out", "typo.toml"), "typo.toml: is not a folder"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -31,13 +31,19 @@ def test_a_folder_is_held_until_its_process_ends_however_it_does(tmp_path: Path)
         process.send_signal(signal.SIGKILL)
     with Folder(out).held():
         assert list(out.iterdir()) == []  # the lock is not a file
-    assert not out.exists()  # and nothing came of it
 
 
-def test_what_was_written_stays(tmp_path: Path) -> None:
-    with Folder(tmp_path / "run").held():
-        (tmp_path / "run" / "run.json").touch()
-    assert (tmp_path / "run" / "run.json").exists()
+def test_only_what_it_made_and_left_empty_is_taken_away(tmp_path: Path) -> None:
+    with Folder(tmp_path / "runs" / "new").held():
+        pass
+    assert not (tmp_path / "runs").exists()
+    (tmp_path / "runs").mkdir()
+    with Folder(tmp_path / "runs").held():
+        pass
+    assert (tmp_path / "runs").exists()
+    with Folder(tmp_path / "runs" / "written").held():
+        (tmp_path / "runs" / "written" / "run.json").touch()
+    assert (tmp_path / "runs" / "written" / "run.json").exists()
 
 
 def test_a_file_is_not_a_folder(tmp_path: Path) -> None:

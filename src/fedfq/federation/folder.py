@@ -77,17 +77,20 @@ class Folder:
     def held(self) -> Iterator[None]:
         """Keep others out. The folder itself is locked, so that nothing is left of the lock, not even after a kill.
 
-        A folder that stays empty is taken away again. Without locks (Windows, some file systems), nobody is kept out.
+        Folders that it made and that stay empty are taken away again. Without locks (Windows, some file systems),
+        nobody is kept out.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ValueError(f"{self.path}: is not a folder")
+        made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self.path.mkdir(parents=True, exist_ok=True)
         with _locked(self.path):
             try:
                 yield
             finally:
-                with suppress(OSError):
-                    self.path.rmdir()  # if it is empty
+                with suppress(OSError):  # not empty
+                    for folder in made:
+                        folder.rmdir()
 
     def begin(self, config: Config, **engine: str) -> None:
         """`engine` names what the run depends on besides the inline engine's libraries."""

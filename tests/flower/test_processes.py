@@ -15,7 +15,8 @@ from tests.network.test_links import alive, heed_signals
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from fedfq.flower.processes import ending_by_signal, running
+from fedfq.flower.processes import running
+from fedfq.signals import ending_by_signal
 
 command = ["bash", "-c", "trap '' TERM; setsid sleep 1234 & sleep 1234"]  # one of them leaves its session
 with ending_by_signal(), running(command, {"PATH": "/usr/bin:/bin"}, Path(sys.argv[1])) as process:

@@ -23,13 +23,13 @@ from fedfq.federation.loop import Watch
 from fedfq.flower.processes import (
     CONNECTION,
     PATIENCE,
-    ending_by_signal,
     environment,
     running,
     tail,
     tool,
     write_app,
 )
+from fedfq.signals import ending_by_signal
 
 POLL = 0.2  # seconds between two looks at what a run has done
 

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
+
+from fedfq.signals import undisturbed
 
 APP = """\
 [project]
@@ -124,38 +124,6 @@ def _descendants(pids: list[int]) -> list[int]:
     for member in found:  # grows as we go
         found += [child for child, parent in parents.items() if parent == member]
     return found
-
-
-@contextmanager
-def ending_by_signal() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt, so that what was begun is ended."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    heeded = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
-    with _handling(dict.fromkeys(heeded, leave)):
-        yield
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Impatience during the clean-up does not stop it."""
-    with _handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)):
-        yield
-
-
-@contextmanager
-def _handling(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def tail(log: Path, lines: int = 15) -> str:

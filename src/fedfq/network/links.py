@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from fedfq.flower.processes import ending_by_signal, undisturbed
+from fedfq.signals import ending_by_signal, undisturbed
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2"}  # and the package that brings them
 SERVER_ADDRESS = "10.0.0.1"

@@ -4,6 +4,7 @@ import json
 import os
 import stat
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -218,3 +219,12 @@ def test_a_symbolic_link_stays_one(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_bytes(tmp_path / "link", b"12345")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_bytes() == b"12345"
+
+
+def test_a_checksum_is_that_of_all_bytes_or_of_the_first_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "CHUNK", 7)
+    data = bytes(range(100))
+    (tmp_path / "data").write_bytes(data)
+    assert files.checksum(tmp_path / "data") == zlib.crc32(data)
+    for size in (0, 5, 7, 20, 100, 1000):
+        assert files.checksum(tmp_path / "data", size) == zlib.crc32(data[:size])

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +15,7 @@ import pytest
 from torch import nn
 
 from fedfq import SharedBasis, inspect, methods, tasks
-from fedfq.federation.clients import Clients
+from fedfq.federation.clients import Answer, Clients, Job, Worker
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import Federation, run
@@ -54,8 +57,6 @@ def test_the_model_moves_by_the_weighted_mean_of_the_updates(tmp_path: Path, wei
 
 
 def _jobs(clients: list[int], lr: float) -> list[Any]:
-    from fedfq.federation.clients import Job
-
     return [Job(1, client, lr, b"", None) for client in clients]
 
 
@@ -79,13 +80,43 @@ def test_the_ledger_counts_true_bytes(tmp_path: Path, method: str) -> None:
             *("round", "accuracy", "loss", "train_loss", "clients", "uplink_bytes", "downlink_bytes", "claimed_bits"),
             "rejected",
         }
-        assert line["downlink_bytes"] == 3 * model
+        if method != "fedfq@32":
+            assert line["downlink_bytes"] == 3 * model
         ratio = 3 * model / line["uplink_bytes"]
         assert {"fedavg": 1, "fedavg-4bit": 7.9, "fedfq@32": 32, "fedfq-cgsa": 10}[method] <= ratio + 1e-9
     if method == "fedavg":
         assert line["claimed_bits"] == 8 * line["uplink_bytes"]
     timings = (tmp_path / "run" / "timings.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in timings] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("method", "asks"), [("fedfq@32", True), ("fedfq@32:basis=adaptive", False), ("aqg", False)])
+def test_the_shared_basis_takes_the_initial_model_down_to_each_client_once(
+    tmp_path: Path, method: str, asks: bool
+) -> None:
+    """At a client's first round; if that is the first of all, the model is the initial one. AQG announces 8 bytes."""
+    result = run(config(method, rounds=6), tmp_path / "run")
+    model = sum(value.nbytes for value in result.theta.values())
+    met: set[int] = set()
+    for line in result.rounds:
+        new = [client for client in line["clients"] if client not in met and line["round"] > 1]
+        announced = 3 * 8 if method == "aqg" else 0
+        assert line["downlink_bytes"] == (3 + len(new) * asks) * model + announced
+        met |= set(line["clients"])
+    assert len(met) > 5
+
+
+def test_a_client_whose_update_was_refused_is_sent_the_initial_model_again(tmp_path: Path) -> None:
+    settings = config("fedfq@32", per_round=8, clients=8)
+    with Clients(settings, None, tmp_path, 1) as clients:
+        federation = Federation(settings, clients)
+        model = sum(value.nbytes for value in federation.theta.values())
+        train = clients.train
+        clients.train = lambda jobs: (  # type: ignore[method-assign]
+            answer._replace(payload=b"garbage") if answer.client in (2, 5) else answer for answer in train(jobs)
+        )
+        downlinks = [federation.step()[0]["downlink_bytes"] for _ in range(3)]
+        assert [size // model for size in downlinks] == [8, 10, 10]
 
 
 def test_evaluation_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
@@ -114,14 +145,49 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: 
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("method", ["fedfq@32", "aqg", "dadaquant"])
+def test_an_interrupted_run_has_a_checkpoint_of_the_last_whole_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: int
+) -> None:
+    """Long before one is due, and in the middle of the fourth round, after two of its updates were received."""
+    settings = config(method, rounds=5, checkpoint_every=100)
+    run(settings, tmp_path / "whole")
+    train, left = Worker.train, iter(range(3 * 3 + 2))
+
+    def interrupted(worker: Worker, job: Job) -> Answer:
+        if next(left, None) is None:
+            signal.raise_signal(kind)
+        return train(worker, job)
+
+    with monkeypatch.context() as patched, heeding(kind):
+        patched.setattr(Worker, "train", interrupted)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            run(settings, tmp_path / "cut")
+    assert [line["round"] for line in Folder(tmp_path / "cut").rounds()] == [1, 2, 3]
+    assert json.loads((tmp_path / "cut" / "checkpoint" / "state.json").read_text())["round"] == 3
+    run(settings, tmp_path / "cut", resume=True)
+    assert files(tmp_path / "cut") == files(tmp_path / "whole")
+
+
+@contextmanager
+def heeding(kind: int) -> Iterator[None]:
+    """Even if the tests run in the background, where Ctrl-C is ignored."""
+    before = signal.signal(kind, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(kind, before)
+
+
 @pytest.mark.parametrize("cut", [0, 5])
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(tmp_path: Path, cut: int) -> None:
     """Even if a full disk took the end of the ledger's last line."""
 
     def kill(line: dict[str, Any], times: dict[str, float]) -> None:
-        raise KeyboardInterrupt
+        raise MemoryError
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(MemoryError):
         run(config("fedfq@32:error_feedback=true"), tmp_path / "killed", watch=kill)
     ledger = tmp_path / "killed" / "rounds.jsonl"
     os.truncate(ledger, ledger.stat().st_size - cut)
@@ -224,8 +290,8 @@ def test_a_payload_that_cannot_be_decoded_is_left_out_and_its_memory_rolled_back
     folder = Folder(tmp_path / "run")
     checkpoint = folder.restore()
     assert checkpoint is not None
-    for client, round_ in checkpoint.memories.items():
-        assert folder.memories.read(client, round_)["sent"] == accepted[client]
+    for client, written in checkpoint.memories.items():
+        assert folder.checkpoints.memories.read(client, written.round)["sent"] == accepted[client]
 
 
 def test_a_client_whose_training_diverges_is_left_out(tmp_path: Path) -> None:
@@ -233,6 +299,12 @@ def test_a_client_whose_training_diverges_is_left_out(tmp_path: Path) -> None:
     assert len(rounds[0]["rejected"]) == 3
     assert all("not finite" in entry["reason"] for entry in rounds[0]["rejected"])
     assert rounds[0]["uplink_bytes"] == 0 and rounds[0]["accuracy"] is not None
+
+
+def test_a_run_is_not_continued_with_another_configuration(tmp_path: Path) -> None:
+    run(config(), tmp_path / "run")
+    with pytest.raises(ValueError, match="holds a run with another configuration"):
+        run(config(seed=1), tmp_path / "run", resume=True)
 
 
 def test_a_folder_that_holds_something_is_not_touched(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from ctypes import c_char
-from multiprocessing.sharedctypes import RawArray
+from ctypes import c_bool, c_char
+from multiprocessing import resource_tracker
+from multiprocessing.sharedctypes import RawArray, RawValue
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,13 +27,17 @@ from fedfq import tasks
 from fedfq.codec.errors import BudgetError
 from fedfq.federation.client import LocalTraining, load, local_sgd, state
 from fedfq.federation.config import Config
-from fedfq.federation.memory import Memories
+from fedfq.federation.memory import Memories, Written
 from fedfq.methods import Order, State
 from fedfq.methods.method import Array
+from fedfq.signals import postponed
 from fedfq.tasks.task import evaluate
 
 TRAINING, SAMPLING, ENCODING = 1, 2, 3  # what random numbers are drawn for
 TEST_CHUNK = 1000  # test examples that one process evaluates at a time
+
+S = TypeVar("S")
+T = TypeVar("T")
 
 
 def random(config: Config, *numbers: int) -> np.random.Generator:
@@ -58,7 +63,7 @@ class Answer(NamedTuple):
     payload: bytes | None
     claimed_bits: float
     loss: float
-    has_memory: bool
+    memory: Written | None  # what it would remember, once its update is accepted
     refused: str | None
     train_s: float
     encode_s: float  # with what is derived from the models
@@ -102,10 +107,10 @@ class Worker:
         except ValueError as error:  # the training diverged
             refused = str(error)
         encoded = time.perf_counter()
-        self.memories.write(job.client, job.round, new)
-        written = time.perf_counter()
-        times = (trained - start, encoded - remembered, remembered - trained + written - encoded)
-        return Answer(job.client, len(own), payload, claimed, loss, bool(new), refused, *times)
+        written = self.memories.write(job.client, job.round, new)
+        end = time.perf_counter()
+        times = (trained - start, encoded - remembered, remembered - trained + end - encoded)
+        return Answer(job.client, len(own), payload, claimed, loss, written, refused, *times)
 
     def _derive(self, round_: int) -> Any:
         """What a client works out from the models. It is the same for all, so a process does it once a round."""
@@ -153,9 +158,10 @@ class Clients:
         self.worker = Worker(config, data_dir, memory_folder, theta, initial, device)
         self._pool: ProcessPoolExecutor | None = None
         self._threads = torch.get_num_threads()
+        self._stop = RawValue(c_bool, False)
         if workers > 1:
             context = multiprocessing.get_context("spawn")
-            arguments = (os.getpid(), config, data_dir, memory_folder, theta, initial, device)
+            arguments = (os.getpid(), self._stop, config, data_dir, memory_folder, theta, initial, device)
             self._pool = ProcessPoolExecutor(workers, context, _start, arguments)
 
     def __enter__(self) -> Clients:
@@ -166,6 +172,7 @@ class Clients:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         torch.set_num_threads(self._threads)
+        self._stop.value = error is not None  # then nobody waits for what they still work at
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -176,14 +183,28 @@ class Clients:
 
     def train(self, jobs: list[Job]) -> Iterator[Answer]:
         """The answers, in the order of the jobs."""
-        return map(self.worker.train, jobs) if self._pool is None else self._pool.map(_train, jobs)
+        return map(self.worker.train, jobs) if self._pool is None else _map(self._pool, _train, jobs)
 
     def evaluate(self) -> tuple[float, float]:
         """Accuracy and mean loss of the published model on the test examples."""
         starts = range(0, len(self.worker.data.test), TEST_CHUNK)
-        parts = map(self.worker.evaluate, starts) if self._pool is None else self._pool.map(_evaluate, starts)
+        parts = map(self.worker.evaluate, starts) if self._pool is None else _map(self._pool, _evaluate, starts)
         right, loss, count = (sum(values) for values in zip(*parts))
         return right / count, loss / count
+
+
+def _map(pool: ProcessPoolExecutor, function: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+    """`pool.map`, whose first call starts the processes. Ctrl-C in a terminal is sent to them as well, from their very
+    first moment on; but it is for the process that starts them, so they inherit that it is blocked."""
+    with postponed():
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            return pool.map(function, items)
+        resource_tracker.ensure_running()  # its own start would unblock the signal
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return pool.map(function, items)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _refuse_unusable(device: str) -> None:
@@ -207,18 +228,18 @@ def views(shared: Any, like: Mapping[str, Array]) -> dict[str, Array]:
 _worker: Worker
 
 
-def _start(parent: int, *arguments: Any) -> None:
+def _start(parent: int, stop: Any, *arguments: Any) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started us
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()  # it may be gone already
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where it could not be blocked
+    threading.Thread(target=_end_with, args=(parent, stop), daemon=True).start()  # it may be gone already
     torch.set_num_threads(1)
     _worker = Worker(*arguments)
 
 
-def _end_with(parent: int) -> None:
-    """A killed parent cannot tell its workers to stop."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _end_with(parent: int, stop: Any) -> None:
+    """End when the parent says so, or is gone: a killed one cannot tell its workers to stop."""
+    while os.getppid() == parent and not stop.value:
+        time.sleep(0.2)
     os._exit(1)
 
 

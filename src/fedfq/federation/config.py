@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -85,6 +87,12 @@ class Config:
         return methods.make(self.method, **self.options)
 
     @property
+    def digest(self) -> str:
+        """Names the configuration: equal ones have the same, whether a number is written 1 or 1.0."""
+        text = json.dumps(_canonical(asdict(self)), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
     def label(self) -> str:
         """The method and its options in short, as `methods.parse` reads them."""
         defaults = methods.options_of(self.method)
@@ -114,6 +122,9 @@ def refuse_unknown(keys: Mapping[str, Any], known: list[str], where: str) -> Non
 def from_json(found: Mapping[str, Any]) -> Config:
     """The configuration in a `run.json`."""
     refuse_unknown(found, [f.name for f in fields(Config)], "run.json")
+    for each in fields(Config):
+        if each.default is MISSING and each.default_factory is MISSING and each.name not in found:
+            raise ValueError(f"no {each.name!r}")
     config = Config(**found)
     config.check()
     return config
@@ -122,6 +133,12 @@ def from_json(found: Mapping[str, Any]) -> Config:
 def _at_least(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _canonical(each) for key, each in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _text(value: Any) -> str:

@@ -1,14 +1,13 @@
 """A run's folder: configuration, the ledger, timings, the model, and the checkpoint to go on from.
 
     run.json            configuration, versions, hardware
-    rounds.jsonl        a line a round; depends on the configuration alone
-    timings.jsonl       a line a round: seconds
+    rounds.jsonl        one line per round; depends on the configuration alone
+    timings.jsonl       one line per round: seconds
     model.safetensors   the final model
     sample.fedfq        the last payload that was accepted, for a look at its tensors
-    checkpoint/         the state after some round: state.json names the files that belong to it
+    checkpoint/         the state after some round
 
-A checkpoint's files have the round in their names and `state.json` is replaced last: at any moment there is one whole
-checkpoint, or none. Lines that were written after it are cut off before a run goes on.
+Lines that were written after the checkpoint (`checkpoint.py`) are cut off before a run goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,34 +35,21 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 import fedfq
+from fedfq import tasks
+from fedfq.federation.checkpoint import LEDGERS, Checkpoint, Checkpoints, naming
 from fedfq.federation.config import Config, from_json
-from fedfq.federation.memory import Memories
-from fedfq.files import read_tensors, secure, write_bytes, write_tensors
-from fedfq.methods import State
+from fedfq.files import write_bytes, write_tensors
 from fedfq.methods.method import Array
-
-LEDGERS = ("rounds.jsonl", "timings.jsonl")
 
 
 class HeldError(ValueError):
     """Another process is at work in the folder."""
 
 
-class Checkpoint(NamedTuple):
-    """The state after a round."""
-
-    round: int
-    theta: dict[str, Array]
-    server: State
-    memories: dict[int, int]  # the round of each client's memory
-    sample: bytes | None = None  # the last payload that was accepted since the run began or went on
-
-
 class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoint = path / "checkpoint"
-        self.memories = Memories(self.checkpoint / "memory")
+        self.checkpoints = Checkpoints(path)
 
     # Beginning
 
@@ -105,18 +91,17 @@ class Folder:
     def config(self) -> Config:
         """The configuration of the run that is here."""
         described = self._described()
-        try:
-            return from_json(described["config"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.path / 'run.json'}: {error}") from None
+        with naming(self.path / "run.json", "the description of a run"):
+            config = from_json(described["config"])
+            tasks.get(config.task)
+        return config
 
     def _described(self) -> dict[str, Any]:
         if not self.holds_run:
             raise ValueError(f"{self.path}: no run there to resume (no run.json)")
-        try:
-            return dict(json.loads((self.path / "run.json").read_bytes()))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{self.path / 'run.json'}: {error}") from None
+        path = self.path / "run.json"
+        with naming(path, "the description of a run"):
+            return dict(json.loads(path.read_bytes()))
 
     # The ledger
 
@@ -126,36 +111,17 @@ class Folder:
                 file.write(json.dumps(line) + "\n")
 
     def rounds(self) -> list[dict[str, Any]]:
+        """The ledger, as far as its lines are whole: another process may be writing one, or a full disk have cut it."""
         path = self.path / "rounds.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-    def _lines(self) -> int:
-        """Whole lines of the ledger: a full disk may have left half of one behind them."""
-        path = self.path / "rounds.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+        return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
 
     # Checkpoints
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint; the one before is deleted once this one counts."""
-        self.checkpoint.mkdir(parents=True, exist_ok=True)
-        self.memories.secure(checkpoint.memories)
-        for name in LEDGERS:
-            secure(self.path / name)
-        write_tensors(self._file("model", checkpoint.round), checkpoint.theta)
-        write_tensors(self._file("server", checkpoint.round), checkpoint.server)
+    def save(self, checkpoint: Checkpoint, config: Config) -> None:
+        """Write a checkpoint of the run with this configuration."""
         if checkpoint.sample is not None:
             write_bytes(self.path / "sample.fedfq", checkpoint.sample)
-        described = {
-            "round": checkpoint.round,
-            "memories": {str(client): round_ for client, round_ in checkpoint.memories.items()},
-            "sizes": {name: (self.path / name).stat().st_size for name in LEDGERS},
-        }
-        write_bytes(self.checkpoint / "state.json", json.dumps(described).encode())
-        for path in self.checkpoint.glob("*.safetensors"):
-            if path not in (self._file("model", checkpoint.round), self._file("server", checkpoint.round)):
-                path.unlink()
-        self.memories.keep_only(checkpoint.memories)
+        self.checkpoints.save(checkpoint, config.digest)
 
     def restore(self) -> Checkpoint | None:
         """The last checkpoint, with everything that was written later cut off; None if there was none yet.
@@ -164,28 +130,15 @@ class Folder:
         """
         if (engine := self._described().get("engine")) is not None:
             raise ValueError(f"{self.path}: was run on {engine}, and such a run cannot be continued")
-        path = self.checkpoint / "state.json"
-        if not path.exists():
-            first = self.config().checkpoint_every
-            if self._lines() > first or (self.path / "model.safetensors").exists():
-                raise ValueError(f"{self.path}: this run has no checkpoint (any more), so it cannot be continued")
-            for name in LEDGERS:
-                (self.path / name).unlink(missing_ok=True)
-            shutil.rmtree(self.checkpoint, ignore_errors=True)
-            return None
-        described = json.loads(path.read_bytes())
-        for name, size in described["sizes"].items():
-            if (self.path / name).stat().st_size < size:
-                raise ValueError(f"{self.path / name}: has lost rounds that the checkpoint knows of")
-            os.truncate(self.path / name, size)
-        memories = {int(client): round_ for client, round_ in described["memories"].items()}
-        self.memories.keep_only(memories)
-        theta = read_tensors(self._file("model", described["round"]))
-        server = read_tensors(self._file("server", described["round"]))
-        return Checkpoint(described["round"], dict(theta), dict(server), memories)
-
-    def _file(self, what: str, round_: int) -> Path:
-        return self.checkpoint / f"{what}-{round_:06d}.safetensors"
+        config = self.config()
+        if self.checkpoints.state.exists():
+            return self.checkpoints.restore(config.digest, config.rounds)
+        if len(self.rounds()) > config.checkpoint_every or (self.path / "model.safetensors").exists():
+            raise ValueError(f"{self.path}: this run has no checkpoint (any more), so it cannot be continued")
+        for name in LEDGERS:
+            (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints.folder, ignore_errors=True)
+        return None
 
     # The end
 

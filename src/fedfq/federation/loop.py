@@ -12,18 +12,22 @@ The paper's mean is a plain one (`weighting="mean"`); that of its code, and our 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
+from fedfq.federation.checkpoint import Checkpoint, naming
 from fedfq.federation.clients import SAMPLING, Answer, Clients, Job, random
 from fedfq.federation.config import Config
-from fedfq.federation.folder import Checkpoint, Folder
+from fedfq.federation.downlink import models_sent
+from fedfq.federation.folder import Folder
+from fedfq.federation.memory import Written
 from fedfq.methods import Order
 from fedfq.methods.method import Array
+from fedfq.signals import ending_by_signal, postponed
 
 Watch = Callable[[dict[str, Any], dict[str, float]], None]
 
@@ -48,32 +52,53 @@ def run(
     """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round.
 
     Results of another `device` than the processor differ by its rounding, and it is named in `run.json`.
+    Ctrl-C, SIGTERM and SIGHUP are heeded at once: what was finished is in a checkpoint when KeyboardInterrupt or
+    SystemExit is raised.
     """
     folder = Folder(out)
-    with folder.held():
+    with ending_by_signal(), folder.held():
         if not resume:
             folder.refuse_if_taken()
+        elif folder.config() != config:
+            raise ValueError(f"{out}: holds a run with another configuration")
         return _run(config, folder, resume, min(workers, config.per_round), data_dir, device, watch)
 
 
 def _run(
     config: Config, folder: Folder, resume: bool, workers: int, data_dir: Path | None, device: str, watch: Watch
 ) -> Result:
-    with Clients(config, data_dir, folder.memories.folder, workers, device) as clients:
+    with Clients(config, data_dir, folder.checkpoints.memories.folder, workers, device) as clients:
         federation = Federation(config, clients)
         if not resume:
             folder.begin(config, **({"device": device} if device != "cpu" else {}))
         if (checkpoint := folder.restore()) is not None:
-            federation.load(checkpoint)
-        while federation.round < config.rounds:
-            line, times = federation.step()
-            folder.append(line, times)
-            if federation.round % config.checkpoint_every == 0 or federation.round == config.rounds:
-                folder.save(federation.checkpoint())
-            watch(line, times)
+            with naming(folder.checkpoints.folder, "a checkpoint of this run"):
+                federation.load(checkpoint)
+        _train(config, folder, federation, watch)
         if not (folder.path / "model.safetensors").exists():
             folder.finish(federation.theta)
         return Result(federation.theta, folder.rounds())
+
+
+def _train(config: Config, folder: Folder, federation: Federation, watch: Watch) -> None:
+    """All rounds that are left. One that is interrupted leaves no trace."""
+    saved = federation.round
+    recorded = federation.checkpoint()
+    try:
+        while federation.round < config.rounds:
+            line, times = federation.step()
+            with postponed():
+                folder.append(line, times)
+                recorded = federation.checkpoint()
+                if recorded.round % config.checkpoint_every == 0 or recorded.round == config.rounds:
+                    folder.save(recorded, config)
+                    saved = recorded.round
+                watch(line, times)
+    except (KeyboardInterrupt, SystemExit):
+        if recorded.round > saved:
+            with postponed():
+                folder.save(recorded, config)
+        raise
 
 
 class Federation:
@@ -88,19 +113,20 @@ class Federation:
         method.encode(nothing, {}, Order(0, 0, 0))  # a budget too small for any update is refused before one is trained
         self.method = method
         self.server = method.server(self.theta)
-        self.memories: dict[int, int] = {}
+        self.memories: dict[int, Written] = {}
+        self.settled: set[int] = set()  # clients that have the initial model
         self.round = 0
         self.sample: bytes | None = None  # the last payload that was accepted
 
     def step(self) -> tuple[dict[str, Any], dict[str, float]]:
         """One round: its line of the ledger, and its seconds."""
-        config, began = self.config, time.perf_counter()
-        self.round += 1
-        lr = config.lr * config.lr_decay ** (self.round - 1)
-        chosen = sample(config, self.round)
+        config, began, number = self.config, time.perf_counter(), self.round + 1
+        lr = config.lr * config.lr_decay ** (number - 1)
+        chosen = sample(config, number)
         self.server.derived = self.method.derive(self.theta, self.clients.initial)
         announced = self.server.announce({client: self._weight(client) for client in chosen})
-        jobs = [Job(self.round, client, lr, announced.get(client, b""), self.memories.get(client)) for client in chosen]
+        downlink = self._downlink_bytes(chosen, announced)
+        jobs = [Job(number, client, lr, announced.get(client, b""), self._remembered(client)) for client in chosen]
         self.clients.publish(self.theta)
         answers, rejected, decode_s = [], [], 0.0
         for answer in self.clients.train(jobs):
@@ -111,22 +137,23 @@ class Federation:
             decode_s += time.perf_counter() - start
         start = time.perf_counter()
         loss = float(np.mean([answer.loss for answer in answers]))
+        theta = {name: value.copy() for name, value in self.theta.items()}  # a checkpoint may hold the old one
         for name, change in self.server.finish(loss).items():
-            self.theta[name] += change
+            theta[name] += change
         aggregated = time.perf_counter()
         line = {
-            "round": self.round,
-            **self._evaluate(),
+            "round": number,
+            **self._evaluate(number, theta),
             "train_loss": loss if np.isfinite(loss) else None,
             "clients": chosen,
             "uplink_bytes": sum(len(answer.payload or b"") for answer in answers),
-            "downlink_bytes": sum(self._model_bytes + len(announced.get(client, b"")) for client in chosen),
+            "downlink_bytes": downlink,
             "claimed_bits": sum(answer.claimed_bits for answer in answers),
             "rejected": rejected,
         }
         end = time.perf_counter()
         times = {
-            "round": self.round,
+            "round": number,
             "train_s": sum(answer.train_s for answer in answers),
             "encode_s": sum(answer.encode_s for answer in answers),
             "memory_s": sum(answer.memory_s for answer in answers),
@@ -135,7 +162,16 @@ class Federation:
             "evaluate_s": end - aggregated,
             "round_s": end - began,
         }
+        self.round, self.theta = number, theta
         return line, times
+
+    def _remembered(self, client: int) -> int | None:
+        return self.memories[client].round if client in self.memories else None
+
+    def _downlink_bytes(self, chosen: list[int], announced: Mapping[int, bytes]) -> int:
+        moved = self.method.uses_initial and not _same(self.theta, self.clients.initial)
+        models = sum(models_sent(chosen, self.settled, moved).values())
+        return models * sum(value.nbytes for value in self.theta.values()) + sum(map(len, announced.values()))
 
     def _weight(self, client: int) -> float:
         return float(len(self.clients.worker.shards[client])) if self.config.weighting == "samples" else 1.0
@@ -147,30 +183,34 @@ class Federation:
         try:
             self.server.receive(answer.client, answer.payload, self._weight(answer.client))
         except PayloadError as error:
+            if error.reason == "basis":  # perhaps it has another initial model
+                self.settled.discard(answer.client)
             return f"{error.reason}: {error}"
-        if answer.has_memory:
-            self.memories[answer.client] = self.round
+        if answer.memory is not None:
+            self.memories[answer.client] = answer.memory
+        self.settled.add(answer.client)
         self.sample = answer.payload if answer.payload is not None else self.sample
         return None
 
-    def _evaluate(self) -> dict[str, float | None]:
-        if self.round % self.config.eval_every and self.round != self.config.rounds:
+    def _evaluate(self, number: int, theta: Mapping[str, Array]) -> dict[str, float | None]:
+        if number % self.config.eval_every and number != self.config.rounds:
             return {"accuracy": None, "loss": None}
-        self.clients.publish(self.theta)
+        self.clients.publish(theta)
         accuracy, loss = self.clients.evaluate()
         return {"accuracy": accuracy, "loss": loss if np.isfinite(loss) else None}
 
-    @property
-    def _model_bytes(self) -> int:
-        return sum(value.nbytes for value in self.theta.values())
-
     def checkpoint(self) -> Checkpoint:
-        return Checkpoint(self.round, self.theta, self.server.state_dict(), dict(self.memories), self.sample)
+        """The state after the last round; later rounds do not change it."""
+        memories, settled = dict(self.memories), frozenset(self.settled)
+        return Checkpoint(self.round, self.theta, self.server.state_dict(), memories, settled, self.sample)
 
     def load(self, checkpoint: Checkpoint) -> None:
+        if _layout(checkpoint.theta) != _layout(self.theta):
+            raise ValueError("its model has other tensors")
         self.round = checkpoint.round
-        self.theta = {name: checkpoint.theta[name].copy() for name in self.theta}
+        self.theta = {name: checkpoint.theta[name] for name in self.theta}
         self.memories = dict(checkpoint.memories)
+        self.settled = set(checkpoint.settled)
         self.server.load_state_dict(checkpoint.server)
 
 
@@ -178,3 +218,12 @@ def sample(config: Config, round_: int) -> list[int]:
     """W: clients of a round, all equally likely."""
     rng = random(config, SAMPLING, round_)
     return sorted(rng.choice(config.clients, config.per_round, replace=False).tolist())
+
+
+def _same(model: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    """Whether two models have the same bits."""
+    return all(value.tobytes() == other[name].tobytes() for name, value in model.items())
+
+
+def _layout(model: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: (value.shape, value.dtype) for name, value in model.items()}

@@ -8,35 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
-from fedfq.files import read_tensors, secure, write_tensors
+from fedfq.files import checksum, read_tensors, secure, write_tensors
 from fedfq.methods import State
+
+
+class Written(NamedTuple):
+    """A memory on disk."""
+
+    round: int  # in which it was made
+    checksum: int
 
 
 class Memories:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _path(self, client: int, round_: int) -> Path:
+    def path(self, client: int, round_: int) -> Path:
         return self.folder / f"{client:06d}-{round_:06d}.safetensors"
 
     def read(self, client: int, round_: int | None) -> State:
         """What the client remembered after that round; nothing if it has never sent anything."""
-        return {} if round_ is None else dict(read_tensors(self._path(client, round_)))
+        return {} if round_ is None else dict(read_tensors(self.path(client, round_)))
 
-    def write(self, client: int, round_: int, memory: State) -> None:
-        if memory:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_tensors(self._path(client, round_), memory, durable=False)
+    def write(self, client: int, round_: int, memory: State) -> Written | None:
+        """Write a memory, unless there is nothing in it."""
+        if not memory:
+            return None
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.path(client, round_)
+        write_tensors(path, memory, durable=False)
+        return Written(round_, checksum(path))
 
-    def secure(self, rounds: Mapping[int, int]) -> None:
-        """See to it that the memory of each client's round is on the disk."""
-        for client, round_ in rounds.items():
-            secure(self._path(client, round_))
+    def secure(self, memories: Mapping[int, Written]) -> None:
+        """See to it that these memories, by client, are on the disk."""
+        for client, written in memories.items():
+            secure(self.path(client, written.round))
 
-    def keep_only(self, rounds: Mapping[int, int]) -> None:
-        """Delete all but the memory of each client's round."""
-        kept = {self._path(client, round_) for client, round_ in rounds.items()}
+    def keep_only(self, memories: Mapping[int, Written]) -> None:
+        """Delete all but these memories, by client."""
+        kept = {self.path(client, written.round) for client, written in memories.items()}
         for path in self.folder.glob("*.safetensors"):
             if path not in kept:
                 path.unlink()

@@ -28,6 +28,7 @@ from fedfq.codec.decode import Accumulator, decode
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.codec.layout import raw_bytes, specs
 from fedfq.codec.shared import SharedBasis
+from fedfq.federation.downlink import models_sent
 
 from .arrays import UPDATE, Decoded, NDArray, as_dtype, digest, moved, pack, packed_views, size, views
 from .mod import BYTES, NMSE, ORDER, RATIO, SETTLED, Order, derive
@@ -104,14 +105,14 @@ class Compressed(Strategy):
         if self.shared_basis and self._initial is None:
             self._initial, self._initial_digest = packed, model_digest
         self._round = _Round(views(model), self._initial, self.max_norm, _clipping_norm(messages[0].content))
-        alone = both = ArrayRecord({"model": packed})
-        if self._initial is not None and model_digest != self._initial_digest:
-            both = ArrayRecord({"model": packed, "initial": self._initial})
-        self._models = 0
-        for message in messages:  # they share one content; what differs from node to node is small
-            node = message.metadata.dst_node_id
-            record = alone if node in self._settled else both
-            self._models += len(record)
+        records = {1: ArrayRecord({"model": packed})}
+        if self._initial is not None:
+            records[2] = ArrayRecord({"model": packed, "initial": self._initial})
+        nodes = [message.metadata.dst_node_id for message in messages]
+        models = models_sent(nodes, self._settled, model_digest != self._initial_digest)
+        self._models = sum(models.values())
+        for node, message in zip(nodes, messages):  # they share one content; what differs from node to node is small
+            record = records[models[node]]
             order = Order(server_round, self._accepted.get(node, 0), model_digest, self._initial_digest)
             message.content = RecordDict({**message.content, key: record, ORDER: ConfigRecord(order._asdict())})
         return messages

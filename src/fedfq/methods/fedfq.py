@@ -37,6 +37,10 @@ class FedFQ(Method):
         basis = "adaptive" if self.basis == "shared" else self.basis
         return Codec(ratio=self.ratio, basis=basis, gain=self.gain, layout="digest")
 
+    @property
+    def uses_initial(self) -> bool:
+        return self.basis == "shared"
+
     def derive(self, model: Update, initial: Update) -> SharedBasis | None:
         if self.basis != "shared":
             return None

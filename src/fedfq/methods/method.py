@@ -46,6 +46,11 @@ class Method(ABC):
     server_memory: ClassVar[str] = "none"
     unbiased: ClassVar[bool] = False
 
+    @property
+    def uses_initial(self) -> bool:
+        """Whether `derive` needs the initial model, which every client then has to be sent once."""
+        return False
+
     @abstractmethod
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
         """The client's half. `memory` is what the last upload that was accepted left; it is not changed."""
@@ -102,7 +107,7 @@ class Server:
         return mean
 
     def state_dict(self) -> State:
-        """What lasts from round to round, for a checkpoint."""
+        """What lasts from round to round, for a checkpoint. Its arrays are replaced by later rounds, never changed."""
         return {}
 
     def load_state_dict(self, state: State) -> None:

@@ -4,19 +4,25 @@ import errno
 import json
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import Result
 
 from fedfq.federation import commands
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
-from tests.test_cli import ok, refused
+from fedfq.federation.loop import Federation
+from tests.federation.test_loop import heeding
+from tests.network.test_links import heed_signals
+from tests.test_cli import ok, refused, run
 
 SMALL = ("--rounds", "2", "--clients", "6", "--per-round", "2", "--local-steps", "1", "--workers", "1")
 KILLS = 1  # python -m tests.federation.test_commands 20 does it twenty times
@@ -132,6 +138,59 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
         assert Path("run", name).read_bytes() == Path("whole", name).read_bytes()
 
 
+def test_a_run_in_which_no_update_is_accepted_says_so_and_fails() -> None:
+    result = run("run", "--lr", "1e9", *SMALL, "--local-steps", "5", "--out", "run")
+    assert result.exit_code == 1 and "run" in result.stdout
+    assert "fedfq@256: round 1: the update of client" in result.stderr and "not finite" in result.stderr
+    assert "no update was accepted in 2 of 2 rounds, among them all of the last 1: the run has failed" in result.stderr
+    assert (Path("run") / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(("kind", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, kind: int, code: int) -> None:
+    options = ("--method", "fedfq@32", *SMALL, "--rounds", "4")
+    ok("run", *options, "--out", "whole")
+    result = interrupted(monkeypatch, kind, "run", *options, "--out", "the run")
+    assert result.exit_code == code
+    said = result.stderr.splitlines()[-1]
+    words = "fedfq run --out 'the run' --resume --workers 1"
+    assert said == f"fedfq: interrupted; 2 of 4 rounds are done; to go on: {words}"
+    ok(*shlex.split(words)[1:])
+    for name in ("rounds.jsonl", "model.safetensors"):
+        assert Path("the run", name).read_bytes() == Path("whole", name).read_bytes()
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, kind: int, *arguments: str) -> Result:
+    """A command that gets a signal in the third round that it trains."""
+    step, rounds = Federation.step, iter(range(2))
+
+    def stop(federation: Federation) -> Any:
+        if next(rounds, None) is None:
+            signal.raise_signal(kind)
+        return step(federation)
+
+    with monkeypatch.context() as patched, heeding(kind):
+        patched.setattr(Federation, "step", stop)
+        return run(*arguments)
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_workers_start_is_one_line() -> None:
+    """A terminal sends it to all of them."""
+    options = ("--method", "fedfq@32", "--workers", "2", "--out", "run")
+    command = [sys.executable, "-c", "from fedfq.cli import main; main()", "run", *options]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=heed_signals
+    )
+    while not Path("run/run.json").exists():
+        time.sleep(0.01)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert said == ("fedfq: interrupted; 0 of 30 rounds are done; to go on: fedfq run --out run --resume --workers 2\n")
+
+
 # --- compare and demo --------------------------------------------------------------------------------------
 
 
@@ -146,6 +205,24 @@ def test_compare_runs_every_method_on_the_same_clients(working_directory: Path) 
     assert "already holds a run" in refused("compare", "--methods", "fedavg", *SMALL, "--out", "all")
     again = ok("compare", "--methods", "fedavg,fedfq@32", *SMALL, "--out", "all", "--resume")
     assert "fedfq@32" in again
+
+
+def test_a_comparison_with_a_method_that_came_to_nothing_fails_once_all_have_run() -> None:
+    result = run("compare", "--methods", "fedfq@32,fedavg", "--lr", "1e9", *SMALL, "--local-steps", "5", "--out", "all")
+    assert result.exit_code == 1 and "all/report.html" in result.stdout
+    for name in ("fedfq@32", "fedavg"):
+        assert f"{name}: no update was accepted in 2 of 2 rounds" in result.stderr
+
+
+def test_an_interrupted_comparison_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("compare", "--methods", "fedavg,fedfq@32", *SMALL, "--out")
+    ok(*options, "whole")
+    result = interrupted(monkeypatch, signal.SIGINT, *options, "cut")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "fedfq: interrupted; the same command with --resume goes on there"
+    ok(*options, "cut", "--resume")
+    for name in ("fedavg/rounds.jsonl", "fedfq@32/rounds.jsonl"):
+        assert Path("cut", name).read_bytes() == Path("whole", name).read_bytes()
 
 
 @pytest.mark.parametrize(

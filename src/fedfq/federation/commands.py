@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shlex
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfq.federation.progress import came_to_nothing, progress, saying_how_to_go_on
 from fedfq.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ Device = Annotated[str | None, typer.Option(help="Where clients train: cpu (defa
 DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")]
 
+FAILED = 1  # the exit code of a run that came to nothing
 NOT_RESULTS = ("engine", "workers", "data_dir", "device", "out", "resume", "config")  # not part of a configuration
 
 
@@ -89,18 +91,22 @@ def run(
 ) -> None:
     """Train a federation: clients train, updates are compressed, the server averages.
 
-    A run can be killed at any moment and goes on with --resume; its result is the same.
+    A run can be killed at any moment and goes on with --resume; its result is the same. The exit code is 1 if no update
+    was accepted in the last tenth of its rounds.
     """
     settings, where = _settings(locals())
     from fedfq.report.runs import read_run, summary_rows
 
     configuration, folder = _resumed(settings, where) if where["resume"] else _new(settings, where)
     run_federation = _engine(where)
-    with progress(configuration.rounds) as bar:
-        run_federation(configuration, folder, **machine(where), watch=bar(configuration.label))
-    for line in summary_lines(summary_rows([read_run(folder)]), None, len(configuration.label)):
+    with saying_how_to_go_on(lambda: _to_go_on(folder, where)), progress(configuration.rounds) as bar:
+        run_federation(configuration, folder, **machine(where), watch=bar(configuration.label, folder))
+    done = read_run(folder)
+    for line in summary_lines(summary_rows([done]), None, len(configuration.label)):
         typer.echo(line)
     typer.echo(folder)
+    if came_to_nothing(done):
+        raise typer.Exit(FAILED)
 
 
 def compare(
@@ -126,10 +132,15 @@ def compare(
     data_dir: DataDir = None,
     resume: Resume = False,
 ) -> None:
-    """Run several methods on the same model, clients and batches, and compare what they cost and reach."""
+    """Run several methods on the same model, clients and batches, and compare what they cost and reach.
+
+    Can be stopped at any moment and goes on with --resume. The exit code is 1 if a method had no update accepted in the
+    last tenth of its rounds.
+    """
     given = locals()
     settings, where = _settings({name: given[name] for name in given if name not in ("methods", "target")})
-    typer.echo(compared(methods.split(","), settings, where, out / "report.html", target))
+    with saying_how_to_go_on(lambda: "the same command with --resume goes on there"):
+        typer.echo(compared(methods.split(","), settings, where, out / "report.html", target))
 
 
 DEMO = {"task": "digits", "rounds": 30, "local_steps": 10}
@@ -172,14 +183,21 @@ def compared(
                 raise ValueError(f"{folder}: already holds a run (--resume continues it)")
             if Folder(folder).config() != configuration:
                 raise ValueError(f"{folder}: holds a run with another configuration")
+    failed = []
     for number, (configuration, folder) in enumerate(zip(configurations, folders)):
         again = Folder(folder).holds_run
         with progress(configuration.rounds) as bar:
-            run_federation(configuration, folder, resume=again, **machine(where), watch=bar(configuration.label))
-        lines = summary_lines(summary_rows([read_run(folder)], target), target, max(map(len, labels)))
-        for line in lines[1 if number else 0 :]:
+            watch = bar(configuration.label, folder)
+            run_federation(configuration, folder, resume=again, **machine(where), watch=watch)
+        done = read_run(folder)
+        for line in summary_lines(summary_rows([done], target), target, max(map(len, labels)))[1 if number else 0 :]:
             typer.echo(line)
-    return write_report(folders, report, target)
+        failed += [done] if came_to_nothing(done) else []
+    write_report(folders, report, target)
+    if failed:
+        typer.echo(report)
+        raise typer.Exit(FAILED)
+    return report
 
 
 def summary_lines(rows: list[dict[str, Any]], target: float | None, width: int) -> list[str]:
@@ -268,6 +286,21 @@ def _resumed(settings: dict[str, Any], where: dict[str, Any]) -> tuple[Config, P
     return found, where["out"]
 
 
+def _to_go_on(folder: Path, where: dict[str, Any]) -> str:
+    """How to continue the run that was interrupted."""
+    from fedfq.federation.folder import Folder
+
+    run = Folder(folder)
+    if not run.holds_run:
+        return "no round was finished, and nothing is left"
+    done = f"{len(run.rounds())} of {run.config().rounds} rounds are done"
+    if where["engine"] == "flower":
+        return f"{done}, but a run on Flower cannot be continued"
+    given = {f"--{name}".replace("_", "-"): where[name] for name in ("workers", "device", "data_dir")}
+    options = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return f"{done}; to go on: {shlex.join(['fedfq', 'run', '--out', str(folder), '--resume', *options])}"
+
+
 def _engine(where: dict[str, Any]) -> Callable[..., Any]:
     """What runs a federation."""
     engine = where["engine"] or "inline"
@@ -289,43 +322,3 @@ def machine(where: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"--workers must be at least 1, got {workers!r}")
     return {"workers": workers, "data_dir": where["data_dir"], "device": where["device"] or "cpu"}
-
-
-@contextmanager
-def progress(rounds: int) -> Iterator[Callable[[str], Any]]:
-    """A bar on a terminal, else ten lines. Yields what makes a watcher, given the run's name."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn("{task.description}"),
-        *(BarColumn(), TextColumn("{task.completed}/{task.total}"), TextColumn("{task.fields[status]}")),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-    def watcher(label: str) -> Any:
-        number = bar.add_task(label, total=rounds, status="")
-        sums = {"uplink": 0, "raw": 0}
-        accuracy = ""
-
-        def watch(line: dict[str, Any], times: dict[str, float]) -> None:
-            nonlocal accuracy
-            sums["uplink"] += line["uplink_bytes"]
-            accepted = len(line["clients"]) - len(line["rejected"])
-            sums["raw"] += line["downlink_bytes"] * accepted // len(line["clients"])
-            if line["accuracy"] is not None:
-                accuracy = f"{line['accuracy']:.1%}"
-            ratio = sums["raw"] / max(sums["uplink"], 1)
-            status = f"{accuracy}  {sums['uplink'] / 1e6:,.2f} MB up ({ratio:,.0f}x)"
-            bar.update(number, completed=line["round"], status=status)
-            tenth = line["round"] * 10 // rounds > (line["round"] - 1) * 10 // rounds
-            if not console.is_terminal and tenth:
-                typer.echo(f"{label}: round {line['round']}/{rounds}  {status}", err=True)
-
-        return watch
-
-    with bar:
-        yield watcher

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedfq.federation.commands import DataDir, Device, Workers, machine, progress
+from fedfq.federation.commands import DataDir, Device, Workers, machine
+from fedfq.federation.progress import progress, saying_how_to_go_on
 from fedfq.hints import nearest
 from fedfq.network.commands import TABLES as NETWORK
 from fedfq.network.commands import (
@@ -106,7 +107,7 @@ def _tables(profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, An
     @contextmanager
     def watching(cell: Cell) -> Iterator[Any]:
         with progress(cell.config.rounds) as bar:
-            yield bar(f"{cell.column.name}: {cell.method}, seed {cell.seed}")
+            yield bar(f"{cell.column.name}: {cell.method}, seed {cell.seed}", cell.folder(out))
 
     def write() -> list[Path]:
         found = read(out)
@@ -118,7 +119,8 @@ def _tables(profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, An
         typer.echo(f"left alone, as another process is at work there: {cell.folder(out)}", err=True)
 
     claim(out, profile, chosen)
-    failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), held=held, **where)
+    with saying_how_to_go_on(lambda: "the same command goes on there"):
+        failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), held=held, **where)
     for path in write():
         typer.echo(path)
     for cell in failed:

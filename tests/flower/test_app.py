@@ -8,16 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fedfq.federation.client import state
 from fedfq.federation.clients import Clients, Job
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
-from fedfq.federation.loop import sample
+from fedfq.federation.loop import run, sample
+from fedfq.files import read_tensors
 from fedfq.flower import Compressed, app
 from fedfq.flower.strategy import Arrivals
-from tests.flower.local import LocalGrid, record
+from tests.flower.local import RUN, LocalGrid, record
 from tests.network.test_links import heed_signals
 from tests.test_cli import refused
 
@@ -127,6 +128,54 @@ def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path
         grid.send_and_receive(strategy.configure_train(1, model, ConfigRecord(), grid))
     here = {4 - reply.metadata.src_node_id: reply.content["arrays"]["update"].data for reply in grid.replies}
     assert here == inline
+
+
+@pytest.mark.parametrize("method", ["fedfq@32", "fedfq@32:basis=adaptive", "fedavg"])
+def test_the_ledger_counts_the_same_way_down_as_the_inline_engine(tmp_path: Path, method: str) -> None:
+    """With the initial model for those who are met after the first round, where there is a shared basis."""
+    config = Config.make(method=method, **SETTINGS | {"per_round": 2, "rounds": 5, "seed": 1})
+    run_on(make_grid(config), config, tmp_path / "here")
+    run(config, tmp_path / "inline")
+    here, there = (Folder(tmp_path / name).rounds() for name in ("here", "inline"))
+    assert [line["clients"] for line in here] == [line["clients"] for line in there]
+    assert [line["downlink_bytes"] for line in here] == [line["downlink_bytes"] for line in there]
+    assert (len({line["downlink_bytes"] for line in here}) > 1) == (method == "fedfq@32")
+
+
+@pytest.mark.parametrize("method", ["fedfq@32", "fedavg"])
+def test_a_run_in_which_nothing_can_be_used_ends_with_the_initial_model(tmp_path: Path, method: str) -> None:
+    config = Config.make(method=method, lr=1e30, **SETTINGS)
+    run_on(make_grid(config), config, tmp_path / "run")
+    for line in Folder(tmp_path / "run").rounds():
+        assert [each["client"] for each in line["rejected"]] == line["clients"]
+        assert all("not finite" in each["reason"] for each in line["rejected"])
+    initial = app.world(config, {}).task.model(config.seed).state_dict()
+    final = read_tensors(tmp_path / "run" / "model.safetensors")
+    assert all((final[name] == value.numpy()).all() for name, value in initial.items())
+
+
+@pytest.mark.parametrize("weight", [float("nan"), -1.0, 0, 1e300])
+def test_uncompressed_replies_are_looked_at_too(tmp_path: Path, weight: float) -> None:
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 2 and "metrics" in reply.content:
+            reply.content["metrics"]["num-examples"] = weight
+        if node == 3 and "arrays" in reply.content:
+            del reply.content["arrays"]["0.weight"]
+        return reply
+
+    config = Config.make(method="fedavg", **SETTINGS | {"per_round": 4})
+    grid = make_grid(config)
+    grid.tamper = tamper
+    run_on(grid, config, tmp_path / "run")
+    for line in Folder(tmp_path / "run").rounds():
+        assert [each["client"] for each in line["rejected"]] == [1, 2]
+        assert "tensors" in line["rejected"][0]["reason"] and "weight" in line["rejected"][1]["reason"]
+        assert line["accuracy"] is not None and line["loss"] is not None
+
+
+def run_on(grid: LocalGrid, config: Config, out: Path) -> None:
+    settings = app.run_config(config) | {"out": str(out)}
+    app.main(grid, Context(run_id=RUN, node_id=0, node_config={}, state=RecordDict(), run_config=settings))
 
 
 def fedfq(*arguments: str) -> list[str]:

@@ -24,15 +24,14 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from fedfq import tasks
-from fedfq.codec.errors import FedFQError
 from fedfq.federation.client import LocalTraining, load, local_sgd, state
 from fedfq.federation.clients import ENCODING, TRAINING, random
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
-from fedfq.flower.arrays import record, size, tensors
+from fedfq.flower.arrays import record, size, tensors, views
 from fedfq.flower.mod import fedfq_mod
-from fedfq.flower.strategy import LONGEST, Arrivals, Compressed
+from fedfq.flower.strategy import LARGEST, LONGEST, Arrivals, Compressed
 from fedfq.tasks.task import Data, Task, evaluate
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
@@ -135,13 +134,16 @@ def main(grid: Grid, context: Context) -> None:
     folder.refuse_if_taken()
     nodes = find_clients(grid, config.clients)
     folder.begin(config, engine="flower", flwr=version("flwr"))
-    strategy = Compressed(Sampled(config, nodes)) if config.method == "fedfq" else Counted(config, nodes)
-    ledger = Ledger(config, folder, task, data, model, strategy, nodes)
-    result = strategy.start(grid, record(state(model)), config.rounds, evaluate_fn=ledger.after_round)
-    if not result.arrays:
-        reasons = [each["reason"] for line in folder.rounds() for each in line["rejected"]]
-        raise FedFQError(f"no client sent anything that could be used; the last one: {reasons[-1]}")
-    folder.finish(tensors(result.arrays))
+    ledger = Ledger(config, folder, task, data, model, make_strategy(config, nodes), nodes)
+    initial = record(state(model))
+    result = ledger.strategy.start(grid, initial, config.rounds, evaluate_fn=ledger.after_round)
+    folder.finish(tensors(result.arrays or initial))  # no arrays: all that the clients sent was refused
+
+
+def make_strategy(config: Config, nodes: list[int]) -> Counted | Compressed:
+    if config.method != "fedfq":
+        return Counted(config, nodes)
+    return Compressed(Sampled(config, nodes), shared_basis=config.make_method().uses_initial)
 
 
 def find_clients(grid: Grid, count: int) -> list[int]:
@@ -184,20 +186,53 @@ class Sampled(FedAvg):
 
 
 class Counted(Sampled):
-    """Without compression: counts what came in, as `Compressed` does."""
+    """Without compression: counts what came in, and leaves out what would spoil the mean, as `Compressed` does."""
 
     last = Arrivals(0, 0, [], [])
+    layout: Mapping[str, Any] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        self.layout = _layout(arrays)
+        return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        replies = list(replies)
-        arrived = [reply for reply in replies if reply.has_content()]
-        nodes = [reply.metadata.src_node_id for reply in arrived]
-        errors = [reply for reply in replies if reply.has_error()]
-        failed = [(reply.metadata.src_node_id, (reply.error.reason or "it failed")[:LONGEST]) for reply in errors]
-        self.last = Arrivals(self.config.per_round, sum(size(reply.content) for reply in arrived), nodes, failed)
-        return super().aggregate_train(server_round, replies)
+        accepted, dropped, uplink = [], [], 0
+        for reply in replies:
+            uplink += size(reply.content) if reply.has_content() else 0
+            if (reason := self._refusal(reply)) is None:
+                accepted.append(reply)
+            else:
+                dropped.append((reply.metadata.src_node_id, reason[:LONGEST]))
+        nodes = [reply.metadata.src_node_id for reply in accepted]
+        self.last = Arrivals(self.config.per_round, uplink, nodes, dropped)
+        return super().aggregate_train(server_round, accepted)
+
+    def _refusal(self, reply: Message) -> str | None:
+        """Why a reply cannot be averaged, if it cannot."""
+        if reply.has_error():
+            return reply.error.reason or "it failed"
+        arrays = reply.content.array_records.get(self.arrayrecord_key)
+        metrics = reply.content.metric_records.get("metrics")
+        weight = None if metrics is None else metrics.get(self.weighted_by_key)
+        try:
+            if arrays is None or _layout(arrays) != self.layout:
+                return "reply: it has not the model's tensors"
+            finite = all(np.isfinite(value).all() for value in views(arrays).values())
+        except ValueError as error:
+            return f"reply: {error}"
+        if not finite:
+            return "reply: it has numbers that are not finite"
+        if not isinstance(weight, (int, float)) or not 0 < weight < LARGEST:
+            return f"weight: the number by which it counts must be positive, got {weight!r}"
+        return None
+
+
+def _layout(arrays: ArrayRecord) -> dict[str, Any]:
+    return {name: (value.shape, value.dtype) for name, value in views(arrays).items()}
 
 
 class Ledger:

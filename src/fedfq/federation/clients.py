@@ -29,6 +29,7 @@ from fedfq.federation.config import Config
 from fedfq.federation.memory import Memories
 from fedfq.methods import Order, State
 from fedfq.methods.method import Array
+from fedfq.methods.warm import warm_up
 from fedfq.tasks.task import evaluate
 
 TRAINING, SAMPLING, ENCODING = 1, 2, 3  # what random numbers are drawn for
@@ -81,6 +82,7 @@ class Worker:
         self.theta = views(theta, state(self.model))
         self.initial = views(initial, state(self.model))
         self._derived: tuple[int, Any] = (0, None)
+        warm_up(self.method, self.initial)  # no client's time is that of a compiler
 
     def train(self, job: Job) -> Answer:
         own = self.shards[job.client]

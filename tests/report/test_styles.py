@@ -30,6 +30,8 @@ def test_ratios_keep_colour_and_marker_and_differ_otherwise():
     looks = styles(RATIOS).values()
     assert {(look.colour, look.marker) for look in looks} == {METHODS["fedfq"]}
     assert len({(look.shade, look.dashes) for look in looks}) == len(RATIOS)
+    usual = [styles([f"fedfq@{2**power}"]).popitem()[1] for power in range(4, 12)]
+    assert len({(look.dashes, look.hollow) for look in usual}) == len(usual)
     assert len({look.hex for look in looks}) == len({look.css for look in looks}) == len(SHADES)
 
 
@@ -41,8 +43,8 @@ def test_every_method_has_a_colour_and_marker_of_its_own():
 
 
 def test_runs_of_one_method_differ_however_many_there_are():
-    labels = [f"fedfq@64, seed={seed}" for seed in range(50)]
-    assert len(set(styles(labels).values())) == 50
+    labels = [f"fedfq@64, seed={seed}" for seed in range(200)]
+    assert len(set(styles(labels[:50]).values())) == 50 and list(styles(labels)) == labels
     assert styles(["fedfq@100", "fedfq@128"])["fedfq@100"] != styles(["fedfq@100", "fedfq@128"])["fedfq@128"]
 
 

@@ -83,6 +83,7 @@ def _curve(axes: Any, run: RunData, field: str, look: Style, name: str, phase: f
         linewidth=1.2,
         marker=look.marker,
         markersize=3.5,
+        **({"markerfacecolor": "white"} if look.hollow else {}),
         markevery=(int(phase * every), every),
     )
 

@@ -105,9 +105,10 @@ function drawRun(svg, run, spots, phase) {
   element("path", { d: path, class: "curve", "stroke-dasharray": run.dashes }, group);
   const every = Math.max(1, Math.round(spots.length / MARKERS));
   const first = Math.floor(phase * every);
+  const kind = run.hollow ? "marker hollow" : "marker";
   spots.forEach((spot, n) => {
     if (n % every !== first && n !== spots.length - 1) return;
-    element("path", { d: run.marker, class: "marker", transform: `translate(${spot.x},${spot.y})` }, group);
+    element("path", { d: run.marker, class: kind, transform: `translate(${spot.x},${spot.y})` }, group);
   });
   return group;
 }

@@ -1,7 +1,8 @@
 """How curves are told apart, on the page and in figures alike.
 
-A method has its own colour and marker, the same on every page and in every figure; its ratio chooses among three shades
-of the colour and four dashes, so that twelve ratios in a row, each twice the one before, all look different.
+A method has its own colour and marker, the same on every page and in every figure. Its ratio chooses among three shades
+of the colour and four dashes, so that twelve ratios in a row, each twice the one before, all look different; and below
+256 the markers are hollow, so that the eight from 16 to 2048 do without the shades.
 
 The first colours are those of Okabe and Ito, which colour-blind readers can tell apart, darkened to a contrast of 3 and
 more on white; the dark page has lighter ones (`page.css`, --c0 to --c9). A shade is the colour with some of the text's.
@@ -65,6 +66,7 @@ class Style(NamedTuple):
     shade: int  # place in SHADES
     marker: str
     dashes: tuple[int, ...]
+    hollow: bool = False  # markers are
 
     @property
     def css(self) -> str:
@@ -86,13 +88,12 @@ def styles(labels: list[str]) -> dict[str, Style]:
     A method at a ratio always has the same one. What else differs between runs, as in fedfq@64:gain=true, takes the
     next one that is free.
     """
-    taken: dict[Style, str] = {}
-    for label in sorted(dict.fromkeys(labels), key=lambda label: not PLAIN.fullmatch(label)):
-        number = 0
-        while (look := _of_method(label, number)) in taken:
-            number += 1
-        taken[look] = label
-    return {label: look for look, label in taken.items()}
+    looks: dict[str, Style] = {}
+    for label in sorted(labels, key=lambda label: not PLAIN.fullmatch(label)):
+        taken = set(looks.values())
+        choice = (_of_method(label, number) for number in range(VARIANTS * len(MARKERS)))
+        looks.setdefault(label, next((look for look in choice if look not in taken), _of_method(label, 0)))
+    return looks
 
 
 def _of_method(label: str, number: int) -> Style:
@@ -104,7 +105,7 @@ def _of_method(label: str, number: int) -> Style:
     colour, marker = METHODS.get(name) or _of_unknown(name)
     variant = number + (round(math.log2(ratio / PLAIN_RATIO)) if ratio else 0)
     marker = MARKERS[(MARKERS.index(marker) + number // VARIANTS) % len(MARKERS)]
-    return Style(colour, variant % len(SHADES), marker, DASHES[variant % len(DASHES)])
+    return Style(colour, variant % len(SHADES), marker, DASHES[variant % len(DASHES)], variant < 0)
 
 
 def _of_unknown(name: str) -> tuple[int, str]:

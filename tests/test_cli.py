@@ -32,7 +32,7 @@ def refused(*arguments):
     result = run(*arguments)
     assert result.exit_code == 2 and result.stdout == ""
     assert isinstance(result.exception, SystemExit)
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("compiling the codec")]
+    lines = result.stderr.splitlines()
     assert len(lines) == 1 and lines[0].startswith("fedfq: ")
     return lines[0]
 
@@ -360,17 +360,11 @@ def test_control_c_is_quiet(folder, payload, monkeypatch):
     assert not (folder / "back.npz").exists()
 
 
-def test_a_cold_cache_is_announced(tmp_path):
-    code = "from fedfq import cli; cli._announce_compilation()"
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert result.stderr.startswith("compiling the codec") and result.stderr.count("\n") == 1
-
-
-def test_a_warm_cache_is_not(folder, capsys):
-    ok("encode", "update.npz", "update.fq")
-    cli._announce_compilation()
-    assert capsys.readouterr().err == ""
+def test_compilation_is_announced_and_only_then(folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cold"))
+    cold = shell("encode", "update.npz", "update.fq", "--basis", "identity")
+    assert cold.stderr.startswith("fedfq compiles: up to 15 s, once; kept in ") and cold.stderr.count("\n") == 1
+    assert shell("encode", "update.npz", "update.fq", "--basis", "identity").stderr == ""
 
 
 # What an extra brings

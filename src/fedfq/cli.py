@@ -180,7 +180,6 @@ def encode(
     update = read_tensors(source)
     if base is not None:
         update = _difference(update, read_tensors(base), base)
-    _announce_compilation()
     began = time.perf_counter()
     try:
         payload = codec.encode(update, seed)
@@ -272,7 +271,6 @@ def decode(
     limit: dict[str, Any] = {} if max_bytes is None else {"max_bytes": max_bytes}
     with _naming(source, model_path):
         fedfq.inspect(payload, like=model)  # what is no payload is refused before anything is compiled
-        _announce_compilation()
         tensors = fedfq.decode(payload, like=model, **limit)
     if base is not None and model is not None:
         tensors = _sum(model, tensors)
@@ -371,20 +369,6 @@ def _naming(path: Path, model: Path | None) -> Iterator[None]:
         elif error.reason == "limit":
             message += "; --max-bytes raises it"
         raise PayloadError(error.reason, f"{path}: {message}") from error
-
-
-def _announce_compilation() -> None:
-    """Say why the first run ever takes its time."""
-    from fedfq.codec import tile
-
-    if _is_cold(tile._encode) or _is_cold(tile._decode):
-        typer.echo("compiling the codec (once; about 15 s) ...", err=True)
-
-
-def _is_cold(kernel: Any) -> bool:
-    """Whether numba holds no machine code of a kernel on disk. Where it does not say, it is taken to be warm."""
-    stored: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
-    return hasattr(stored, "_load_index") and not stored._load_index()
 
 
 def _table(*left: str, right: tuple[str, ...], padding: int = 1) -> Table:

@@ -56,6 +56,20 @@ def test_pointing_at_a_curve_shows_exact_values(opened):
     assert not over_bytes.locator(".tip").is_visible()
 
 
+def test_a_tap_shows_them_too_and_the_next_one_elsewhere_hides_them(opened):
+    tab = opened(400, has_touch=True, is_mobile=True)
+    tip = tab.locator("figure").nth(1).locator(".tip")
+    marker = tab.locator("figure").nth(1).locator("g").nth(1).locator(".marker").nth(2)
+    marker.scroll_into_view_if_needed()
+    box = marker.bounding_box()
+    tab.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tab.wait_for_timeout(100)  # a finger that was lifted must not hide it again
+    assert tip.is_visible() and tip.inner_text().split("\n")[:2] == ["fedfq@8", "round 3"]
+    caption = tab.locator("figcaption").nth(1).bounding_box()
+    tab.touchscreen.tap(caption["x"] + 5, caption["y"] + 5)
+    assert not tip.is_visible()
+
+
 def test_arrow_keys_walk_along_the_curves(opened):
     tab = opened()
     over_rounds = tab.locator("figure").nth(0)
@@ -130,6 +144,30 @@ def test_nothing_is_cut_off(opened, width):
         tab.keyboard.press(key)
         tip = tab.locator("figure").last.locator(".tip").bounding_box()
         assert tip["x"] >= 0 and tip["x"] + tip["width"] <= width
+
+
+def test_a_table_fades_where_there_is_more_of_it(opened):
+    table = opened(400).locator("[aria-label=Summary]")
+    mask = "element => getComputedStyle(element).maskImage"
+
+    def is_faded(side):
+        return table.evaluate(f"element => element.classList.contains('more-{side}')")
+
+    assert is_faded("right") and not is_faded("left") and "gradient" in table.evaluate(mask)
+    table.evaluate("element => { element.scrollLeft = element.scrollWidth; }")
+    table.page.wait_for_selector("[aria-label=Summary].more-left:not(.more-right)")
+    assert table.evaluate(mask) == "none"
+    assert opened(1900).locator(".more-left, .more-right").count() == 0
+
+
+def test_a_method_has_one_colour_on_the_whole_page(opened):
+    tab = opened()
+    read = "all => all.map(one => [getComputedStyle(one).stroke, one.getAttribute('stroke-dasharray')])"
+    charts = [chart.locator(".curve").evaluate_all(read) for chart in tab.locator(".chart").all()]
+    legend = tab.locator(".legend .curve").evaluate_all(read)
+    assert charts == [legend, legend] and len(set(map(tuple, legend))) == 3
+    rows = tab.locator("[aria-label=Summary] .curve").evaluate_all(read)
+    assert rows == legend
 
 
 def overlap(one, other):

@@ -6,7 +6,7 @@ import pytest
 from fedfq.report import styles
 from fedfq.report.figures import _figure, write_figures
 from fedfq.report.runs import read_runs
-from fedfq.report.styles import COLOURS, DASHES, MARKER_PATHS, MARKERS, style
+from fedfq.report.styles import COLOURS
 from tests.report.folders import a_line, write_run, write_two
 
 
@@ -53,14 +53,18 @@ def test_nothing_was_evaluated(tmp_path):
     assert len(write_figures(runs, tmp_path / "figures")) == 4
 
 
-def test_styles_differ_without_colour():
-    assert len({style(number) for number in range(28)}) == 28
-    assert len({style(number)[1:] for number in range(28)}) == 28
-    assert len({style(number)[:2] for number in range(28)}) == 28
-    assert len(MARKERS) == len(COLOURS) == len(MARKER_PATHS) and len(DASHES) == 4
-
-
 def test_the_page_has_the_same_colours():
     css = Path(styles.__file__).with_name("page.css").read_text()
     light = css[: css.index("@media")]
     assert re.findall(r"--c\d: (#\w+);", light) == list(COLOURS)
+
+
+def test_a_curve_has_the_colour_of_its_method(tmp_path):
+    """Alone or among others, as on the page."""
+    for number, method in enumerate(("fedpaq", "fedavg", "fedfq@64")):
+        write_run(tmp_path / "all" / str(number), [a_line(1, 0.2)], method=method)
+    drawn = {line.get_label(): line for line in _figure(read_runs([tmp_path / "all"]), "round").axes[0].lines}
+    (alone,) = _figure(read_runs([tmp_path / "all" / "1"]), "round").axes[0].lines
+    for line in (drawn["fedavg"], alone):
+        assert (line.get_color(), line.get_marker()) == (styles.styles(["fedavg"])["fedavg"].hex, "o")
+    assert len({line.get_color() for line in drawn.values()}) == 3

@@ -11,6 +11,8 @@ from numba import njit
 from numba.core import types
 from numba.extending import intrinsic as _intrinsic
 
+from .cache import keep
+
 Array = np.ndarray[Any, np.dtype[Any]]
 Int = Any  # in kernels: an int to Python, an int64 once compiled
 LARGEST = float(np.finfo(np.float32).max)
@@ -18,12 +20,13 @@ U = np.uintp  # for indices in hot loops: numba does not look whether they are n
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile a function when it is first called, for good (the result is cached on disk); it releases the GIL.
+    """Compile a function when it is first called, for good (`cache` keeps the result); it releases the GIL.
 
-    The cache looks at the file of a kernel, not at those of kernels it calls: after a change to one that is called from
-    another file, `make clean`.
+    It is at the top level of a file in `codec` or `methods`, and its arguments are numbers, arrays and tuples of them.
     """
-    return njit(cache=True, nogil=True, error_model="numpy")(function)
+    compiled = njit(nogil=True, error_model="numpy")(function)
+    keep(compiled)
+    return compiled
 
 
 def _instruction(function: Callable[..., Any]) -> Any:

@@ -30,6 +30,7 @@ from fedfq.federation.config import Config
 from fedfq.federation.memory import Memories, Written
 from fedfq.methods import Order, State
 from fedfq.methods.method import Array
+from fedfq.methods.warm import warm_up
 from fedfq.signals import postponed
 from fedfq.tasks.task import evaluate
 
@@ -86,6 +87,7 @@ class Worker:
         self.theta = views(theta, state(self.model))
         self.initial = views(initial, state(self.model))
         self._derived: tuple[int, Any] = (0, None)
+        warm_up(self.method, self.initial)  # no client's time is that of a compiler
 
     def train(self, job: Job) -> Answer:
         own = self.shards[job.client]

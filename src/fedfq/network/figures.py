@@ -25,16 +25,15 @@ def draw(plans: Mapping[str, Plan], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, NullFormatter
 
+    from fedfq.report import styles
     from fedfq.report.figures import PANEL, RC, UNDATED
-    from fedfq.report.styles import COLOURS, styles
 
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(2 * PANEL[0], PANEL[1] + 0.17 * len(plans)), layout="constrained")
         seconds, sizes = figure.subplots(1, 2)
-        looks = styles(list(plans))
-        for name, plan in plans.items():
-            look = looks[name]
-            style = {"color": COLOURS[look.colour], "marker": look.marker, "markersize": 3.5, "linewidth": 1.2}
+        for number, (name, plan) in enumerate(plans.items()):
+            look = styles.style(number)
+            style = {"color": look.hex, "marker": look.marker, "markersize": 3.5, "linewidth": 1.2}
             ratios = [each.ratio for each in plan.rounds]
             best = plan.recommended
             values = {

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from fedfq.report.runs import RunData, settings
-from fedfq.report.styles import COLOURS, Style, styles
+from fedfq.report.styles import Style, styles
 
 PANEL = (3.4, 2.5)  # inches: the width of a column
 MARKED = 8  # markers on a curve, about
@@ -78,11 +78,12 @@ def _curve(axes: Any, run: RunData, field: str, look: Style, name: str, phase: f
         [getattr(point, field) for point in points],
         [point.accuracy for point in points],
         label=name,
-        color=COLOURS[look.colour],
+        color=look.hex,
         linestyle=(0, look.dashes) if look.dashes else "-",
         linewidth=1.2,
         marker=look.marker,
         markersize=3.5,
+        **({"markerfacecolor": "white"} if look.hollow else {}),
         markevery=(int(phase * every), every),
     )
 

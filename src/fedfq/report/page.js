@@ -1,10 +1,11 @@
-// Curves with exact values under the pointer or the arrow keys, and tables that sort. No text is ever parsed as HTML.
+// Curves with exact values under the pointer, a finger or the arrow keys, and tables that sort. No text is ever parsed as HTML.
 "use strict";
 
 const settings = JSON.parse(document.getElementById("data").textContent);
 const MARGIN = { left: 52, right: 16, top: 10, bottom: 46 };
 const MARKERS = 12; // on a curve, about
 const REACH = 40; // pixels from the pointer within which a point is shown
+const ARROW = 8; // pixels by which a table's last header may stand out
 
 // Numbers
 
@@ -99,14 +100,15 @@ function drawAxes(svg, place, key, target, width, height) {
 
 // `phase` (0 to 1) shifts the markers, so that curves which coincide do not hide each other's.
 function drawRun(svg, run, spots, phase) {
-  const group = element("g", { style: `--c: var(--c${run.colour})` }, svg);
+  const group = element("g", { style: `--c: ${run.colour}` }, svg);
   const path = spots.map((spot, n) => `${n ? "L" : "M"}${spot.x.toFixed(1)},${spot.y.toFixed(1)}`).join("");
   element("path", { d: path, class: "curve", "stroke-dasharray": run.dashes }, group);
   const every = Math.max(1, Math.round(spots.length / MARKERS));
   const first = Math.floor(phase * every);
+  const kind = run.hollow ? "marker hollow" : "marker";
   spots.forEach((spot, n) => {
     if (n % every !== first && n !== spots.length - 1) return;
-    element("path", { d: run.marker, class: "marker", transform: `translate(${spot.x},${spot.y})` }, group);
+    element("path", { d: run.marker, class: kind, transform: `translate(${spot.x},${spot.y})` }, group);
   });
   return group;
 }
@@ -124,7 +126,10 @@ class Chart {
     this.tip.setAttribute("role", "status");
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerdown", (event) => this.point(event));
-    this.svg.addEventListener("pointerleave", () => this.show(null));
+    // A finger that is lifted leaves, too, but what it pointed at stays until the next touch.
+    this.svg.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && this.show(null));
+    this.svg.addEventListener("pointercancel", () => this.show(null)); // it scrolls the page
+    addEventListener("pointerdown", (event) => this.svg.contains(event.target) || this.show(null));
     this.svg.addEventListener("blur", () => this.show(null));
     this.svg.addEventListener("keydown", (event) => this.step(event));
     new ResizeObserver(() => this.draw()).observe(figure);
@@ -260,6 +265,18 @@ for (const button of document.querySelectorAll("thead button")) {
     header.setAttribute("aria-sort", up ? "ascending" : "descending");
     sortBy(header, up ? 1 : -1);
   });
+}
+
+// A table that is wider than its place fades at the edge behind which there is more.
+
+for (const scroll of document.querySelectorAll(".scroll")) {
+  const mark = () => {
+    const behind = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft;
+    scroll.classList.toggle("more-left", scroll.scrollLeft > ARROW);
+    scroll.classList.toggle("more-right", behind > ARROW);
+  };
+  scroll.addEventListener("scroll", mark, { passive: true });
+  new ResizeObserver(mark).observe(scroll);
 }
 
 // On paper nothing can be unfolded.

@@ -105,9 +105,10 @@ def _data(drawn: Sequence[Curves]) -> str:
     def curve(run: RunData, look: Style) -> dict[str, Any]:
         return {
             "label": run.label,
-            "colour": look.colour,
+            "colour": look.css,
             "dashes": " ".join(map(str, look.dashes)),
             "marker": MARKER_PATHS[look.marker],
+            "hollow": look.hollow,
             "points": [
                 {"round": point.round, "accuracy": point.accuracy, "loss": point.loss, "bytes": point.uplink_bytes}
                 for point in run.points
@@ -138,10 +139,11 @@ class Names:
     def swatch(self, label: str) -> str:
         """A piece of the run's curve."""
         look = self.looks[label]
+        kind = "marker hollow" if look.hollow else "marker"
         return (
-            f'<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true" style="--c: var(--c{look.colour})">'
+            f'<svg class="swatch" viewBox="0 0 34 12" aria-hidden="true" style="--c: {look.css}">'
             f'<path class="curve" d="M0,6H34" stroke-dasharray="{" ".join(map(str, look.dashes))}"/>'
-            f'<path class="marker" d="{MARKER_PATHS[look.marker]}" transform="translate(17,6)"/></svg>'
+            f'<path class="{kind}" d="{MARKER_PATHS[look.marker]}" transform="translate(17,6)"/></svg>'
         )
 
     def cell(self, run: RunData) -> Cell:
@@ -178,7 +180,7 @@ def _head(groups: Groups) -> str:
 
 def introduction(words: str) -> str:
     """A page's first words, and how to use it."""
-    help_ = "Point at a curve for exact values, click on a name to hide its curve and on a column to sort by it."
+    help_ = "Point at a curve or tap it for exact values; a name hides its curve, and a column sorts by itself."
     return markup.note(f'{words} <span class="screen">{help_}</span>')
 
 

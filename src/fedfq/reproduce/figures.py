@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedfq.report.figures import PANEL, RC, save
-from fedfq.report.styles import COLOURS, style
+from fedfq.report.styles import style
 from fedfq.reproduce.theory import FIGURE, errors, q, stationarity
 
 TAU = 5
@@ -44,7 +44,7 @@ def _curves(axes: Axes, found: Callable[[Sequence[int], int, int | None], list[f
         look = style(place)
         name = f"$q = {q(bits):g}$" + ("" if bits is None else f" ($b = {bits}$)")
         values = found(ITERATIONS, TAU, bits)
-        axes.plot(ITERATIONS, values, label=name, color=COLOURS[look.colour], marker=look.marker, markersize=3.5)
+        axes.plot(ITERATIONS, values, label=name, color=look.hex, marker=look.marker, markersize=3.5)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel(rf"$T$, local steps in all ($\tau = {TAU}$)")

@@ -11,7 +11,7 @@ from fedfq.report import markup
 from fedfq.report.markup import text
 from fedfq.report.page import Curves, Names, breakable, charts, document, footer, introduction
 from fedfq.report.runs import RunData
-from fedfq.report.styles import style
+from fedfq.report.styles import styles
 from fedfq.reproduce.cells import PROFILES, Column
 from fedfq.reproduce.results import Outcomes, outcomes, profile_of
 from fedfq.reproduce.tables import Row, Table, table_1, table_2
@@ -35,7 +35,8 @@ def page(folder: Path, found: Outcomes) -> str:
     columns = PROFILES[profile]
     tables = (table_1(columns, found), table_2(columns, found))
     drawn: list[Curves] = []
-    sections = [_column(column, tables, found, drawn) for column in columns]
+    names = Names(styles([row.method for table in tables for part in table.parts for row in part.rows]), several=False)
+    sections = [_column(column, tables, found, names, drawn) for column in columns]
     heading = f"Tables 1 and 2 of the paper, run again (profile {escape(profile)})"
     parts = [
         f"<h1>{heading}</h1>",
@@ -76,14 +77,13 @@ def _notes(table: Table) -> str:
 # A column
 
 
-def _column(column: Column, tables: Iterable[Table], found: Outcomes, drawn: list[Curves]) -> str:
+def _column(column: Column, tables: Iterable[Table], found: Outcomes, names: Names, drawn: list[Curves]) -> str:
     """Its tables and curves. What is to be drawn is added to `drawn`.
 
     The curves of Table 1's methods are the paper's Figure 2, those of Table 2's its Figures 3 to 5.
     """
     shown: list[str] = []
     for table, part in ((one, part) for one in tables for part in one.parts if part.column == column):
-        names = Names({row.method: style(place) for place, row in enumerate(part.rows)}, several=False)
         firsts = {row.method: found[column.name, row.method].first for row in part.rows}
         runs = [run for run in firsts.values() if run is not None]
         if not shown:

@@ -40,6 +40,7 @@ def run(
     out: Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     workers: int = 1,
     data_dir: Path | None = None,
     device: str = "cpu",
@@ -47,12 +48,14 @@ def run(
 ) -> Result:
     """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round.
 
+    With `overwrite` the folder may hold another run, which is deleted once this one is ready to begin.
+
     Results of another `device` than the processor differ by its rounding, and it is named in `run.json`.
     """
     folder = Folder(out)
     with folder.held():
         if not resume:
-            folder.refuse_if_taken()
+            folder.refuse_if_taken(overwrite)
         return _run(config, folder, resume, min(workers, config.per_round), data_dir, device, watch)
 
 
@@ -62,6 +65,7 @@ def _run(
     with Clients(config, data_dir, folder.memories.folder, workers, device) as clients:
         federation = Federation(config, clients)
         if not resume:
+            folder.clear()
             folder.begin(config, **({"device": device} if device != "cpu" else {}))
         if (checkpoint := folder.restore()) is not None:
             federation.load(checkpoint)

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 import fedfq
 from fedfq import cli
 from fedfq.files import read_tensors, write_tensors
+from fedfq.tasks import TASKS, models
 
 
 def run(*arguments):
@@ -99,9 +100,10 @@ def test_round_trip_through_files(folder, source, target):
         np.testing.assert_array_equal(back[name], array)
 
 
-def test_the_default_is_a_ratio_of_64(folder):
+def test_the_default_is_that_of_the_codec(folder):
     ok("encode", "update.npz", "update.fq")
-    assert (folder / "update.fq").read_bytes() == fedfq.encode(read_tensors("update.npz"), ratio=64)
+    assert (folder / "update.fq").read_bytes() == fedfq.encode(read_tensors("update.npz"), ratio=256)
+    assert "--ratio 256 if none" in ok("encode", "--help")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_the_default_is_a_ratio_of_64(folder):
         (("--max-bytes", 900), {"max_bytes": 900}),
         (("--step", 0.5), {"step": 0.5}),
         (("--ratio", 9, "--keep", "*bias", "--keep", "x"), {"ratio": 9, "keep": ("*bias", "x")}),
-        (("--layout", "digest", "--threads", 2), {"ratio": 64, "layout": "digest"}),
+        (("--layout", "digest", "--threads", 2), {"ratio": 256, "layout": "digest"}),
         (("--claimed-ratio", 32, "--allocator", "exact"), {"claimed_ratio": 32, "allocator": "exact"}),
         (("--ratio", 20, "--allocator", "cgsa", "--seed", 3), {"ratio": 20, "allocator": "cgsa", "seed": 3}),
         (("--step", 2, "--rounding", "stochastic", "--seed", 5), {"step": 2, "rounding": "stochastic", "seed": 5}),
@@ -143,13 +145,25 @@ def test_the_error_shown_is_that_of_quantised_tensors(folder):
 
 
 def test_an_update_of_nothing_but_zeros(folder):
-    write_tensors("zero.npz", {"w": np.zeros((30, 30), np.float32)})
+    write_tensors("zero.npz", {"w": np.zeros((60, 60), np.float32)})
     assert "NMSE 0," in ok("encode", "zero.npz", "zero.fq")
     ok("decode", "zero.fq", "back.npz")
     assert not read_tensors("back.npz")["w"].any()
 
 
 # Checkpoints
+
+
+def test_a_checkpoint_in_the_place_of_an_update_is_warned_of(folder):
+    torch.manual_seed(0)
+    save_torch(models.digits_cnn().state_dict(), "model.safetensors")
+    warned = run("encode", "model.safetensors", "x.fq")
+    assert warned.exit_code == 0 and (folder / "x.fq").exists()
+    [line] = [line for line in warned.stderr.splitlines() if not line.startswith("compiling")]
+    assert line.startswith("fedfq: warning: model.safetensors looks like a checkpoint") and "--base" in line
+    write_tensors("small.npz", {name: np.float32(0.001) * array for name, array in an_update().items()})
+    for fine in (("small.npz", "x.fq"), ("new.npz", "x.fq", "--base", "old.safetensors", "--ratio", 10)):
+        assert "warning" not in run("encode", *fine).stderr
 
 
 @pytest.mark.filterwarnings("error")
@@ -256,7 +270,7 @@ def test_names_cannot_write_to_the_terminal(folder):
         (("strings.npz", "out.fq"), "strings.npz: tensor 'w' has dtype"),
         (("update.npz", "out.fq", "--max-bytes", 10), "a budget of 10 bytes is too small"),
         (("update.npz", "out.fq", "--ratio", 8, "--step", 1), "give one size, not --ratio and --step"),
-        (("update.npz", "out.fq", "--ratio", 0), "ratio must be positive"),
+        (("update.npz", "out.fq", "--ratio", 0.5), "ratio must be at least 1 and finite, got 0.5"),
         (("update.npz", "out.fq", "--threads", 0), "threads must be"),
         (("update.npz", "out.fq", "--claimed-ratio", 32), "claimed_ratio="),
         (("update.npz", "out.fq", "--base", "missing.npz"), "missing.npz: No such file"),
@@ -329,8 +343,9 @@ def test_help_does_not_wait_for_numba():
 
 
 def test_help_names_what_arguments_may_be():
-    for command in (("run",), ("data", "show")):
-        assert "cifar10-resnet20" in "".join(ok(*command, "--help").replace("│", "").split())
+    for command in (("run",), ("compare",), ("data", "show")):
+        shown = shell(*command, "--help", COLUMNS="60").stdout
+        assert all(re.search(rf"{task}[,.]", shown) for task in TASKS)  # whole, also where there is little room
     assert "folder of a run" in " ".join(ok("report", "--help").split())
 
 

@@ -3,9 +3,13 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import fedfq
+from fedfq.codec.codec import DEFAULT_RATIO
+from fedfq.flower import fedfq_mod
+from fedfq.methods import options_of
 
 
 def test_every_public_name_is_there():
@@ -28,3 +32,12 @@ def test_the_import_is_light_and_names_work_in_every_form():
         "assert Codec is fedfq.Codec and not {'torch', 'flwr'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_one_default_ratio_serves_everywhere():
+    """The codec, `fedfq.encode`, methods whose papers name none, and the client mod of Flower."""
+    assert fedfq.Codec().ratio == DEFAULT_RATIO == 256
+    update = {"w": np.random.default_rng(0).standard_normal((100, 80)).astype("f4")}
+    assert fedfq.encode(update) == fedfq.encode(update, ratio=256) == fedfq.Codec().encode(update)
+    assert options_of("fedfq")["ratio"] == options_of("topk")["ratio"] == DEFAULT_RATIO
+    assert fedfq_mod() == fedfq_mod(DEFAULT_RATIO)

@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def encode(update: Any, *, seed: int = 0, shared_basis: "SharedBasis | None" = None, **options: Any) -> bytes:
-    """`Codec(**options).encode(update, seed)`: for instance `encode(update, ratio=64)`."""
+    """`Codec(**options).encode(update, seed)`: as `encode(update, ratio=64)`; 256 if no size is given."""
     from fedfq.codec.codec import Codec
 
     return Codec(**options).encode(update, seed, shared_basis=shared_basis)

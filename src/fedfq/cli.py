@@ -12,14 +12,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import click
 import typer
 from typer.core import TyperGroup
 
 import fedfq
 from fedfq.bench import commands as bench_commands
 from fedfq.codec.errors import FedFQError, PayloadError
+from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.federation import commands as federation_commands
+from fedfq.federation.catalogue import methods
 from fedfq.network.commands import plan
 from fedfq.report.commands import report
 from fedfq.reproduce.commands import reproduce
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 BAD_INPUT = 2
 INTERRUPTED = 130
-DEFAULT_RATIO = 64.0
 # Who brings what.
 EXTRAS = {"torch": "sim", "sklearn": "sim", "matplotlib": "report", "simpy": "plan", "flwr": "flower"}
 CARRIED = ("float16", "float32", "integer")  # kinds of sections that are not quantised
@@ -42,7 +42,7 @@ CARRIED = ("float16", "float32", "integer")  # kinds of sections that are not qu
 class Commands(TyperGroup):
     """Whatever bad input raises becomes one line and an exit code here, for every command."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:  # a context of click, which recent versions of typer have inside
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -60,11 +60,11 @@ class Commands(TyperGroup):
             _fail(f"this needs {package}, which is not installed: pip install 'fedfq[{EXTRAS[package]}]'")
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False)
 app.command()(federation_commands.demo)
-app.command()(federation_commands.run)
-app.command()(federation_commands.compare)
-app.command()(federation_commands.methods)
+app.command(epilog=federation_commands.NAMES)(federation_commands.run)
+app.command(epilog=federation_commands.NAMES)(federation_commands.compare)
+app.command()(methods)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(data_commands.app, name="data")
 app.command()(report)
@@ -74,7 +74,7 @@ app.command()(plan)
 
 def main() -> None:
     """Entry point of the `fedfq` script."""
-    app()
+    app(prog_name="fedfq")  # also as `python -m fedfq`, where shells complete `fedfq`
 
 
 def _fail(message: str) -> NoReturn:
@@ -121,15 +121,19 @@ class Layout(StrEnum):
     digest = "digest"
 
 
-def _size(text: str) -> Any:
-    return typer.Option(help=text, rich_help_panel="Size (one of these; --ratio 64 if none)")
+def _size(text: str, default: str | bool = True) -> Any:
+    return typer.Option(
+        help=text, show_default=default, rich_help_panel=f"Size (one of these; --ratio {DEFAULT_RATIO} if none)"
+    )
 
 
 @app.command()
 def encode(
     source: Annotated[Path, typer.Argument(metavar="IN")],
     target: Annotated[Path, typer.Argument(metavar="OUT")],
-    ratio: Annotated[float | None, _size("At least so many times smaller than float32.")] = None,
+    ratio: Annotated[
+        float | None, _size("At least so many times smaller than float32.", f"{DEFAULT_RATIO}, if no size is given")
+    ] = None,
     bits_per_parameter: Annotated[float | None, _size("At most so many bits per parameter.")] = None,
     max_bytes: Annotated[int | None, _size("At most so many bytes.")] = None,
     step: Annotated[float | None, _size("This quantisation step, whatever it takes.")] = None,
@@ -137,17 +141,24 @@ def encode(
     base: Annotated[Path | None, typer.Option(metavar="MODEL", help="Encode IN minus this model.")] = None,
     allocator: Annotated[Allocator, typer.Option(help="How bits are divided.")] = Allocator.waterfill,
     rounding: Annotated[
-        Rounding | None, typer.Option(help="Default: deadzone for waterfill, else stochastic as in the paper.")
+        Rounding | None,
+        typer.Option(help="To levels.", show_default="deadzone for waterfill, else stochastic as in the paper"),
     ] = None,
     basis: Annotated[
-        Basis | None, typer.Option(help="Default: adaptive for waterfill with a dead zone, else identity.")
+        Basis | None,
+        typer.Option(
+            help="Low-rank factors where they pay, or entries as they are.",
+            show_default="adaptive for waterfill with a dead zone, else identity",
+        ),
     ] = None,
     gain: Annotated[bool, typer.Option("--gain/--no-gain", help="Undo the shrinking of a dead zone.")] = False,
     layout: Annotated[Layout, typer.Option(help="Digest: names and shapes stay at home.")] = Layout.full,
     keep: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", help="Send these as float16, instead of *running_mean and *running_var. Repeatable."
+            metavar="PATTERN",
+            help="Send these as float16. Repeatable.",
+            show_default="*running_mean and *running_var",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="For factors, stochastic rounding and cgsa.")] = 0,
@@ -186,9 +197,12 @@ def encode(
     except (ValueError, TypeError) as error:
         raise ValueError(f"{source}: {error}") from error
     seconds = time.perf_counter() - began
-    summary = _summary(payload, update)
+    report = fedfq.inspect(payload, like=update)
+    nmse = _nmse(report, payload, update)
     write_bytes(target, payload)
-    typer.echo(f"{target}: {summary}, {seconds:.2f} s")
+    typer.echo(f"{target}: {_summary(report, nmse)}, {seconds:.2f} s")
+    if base is None:
+        _warn_of_checkpoint(source, update, report, nmse)
 
 
 def _one_size(**sizes: float | None) -> dict[str, float]:
@@ -196,20 +210,34 @@ def _one_size(**sizes: float | None) -> dict[str, float]:
     if len(given) > 1:
         names = ["--" + name.replace("_", "-") for name in given]
         raise ValueError(f"give one size, not {' and '.join(names)}")
-    return given or {"ratio": DEFAULT_RATIO}
+    return given
 
 
-def _summary(payload: bytes, update: Mapping[str, Array]) -> str:
-    """What was won and lost. The error is that of quantised tensors: others would hide it, or have none."""
+def _nmse(report: fedfq.Report, payload: bytes, update: Mapping[str, Array]) -> float:
+    """The NMSE of quantised tensors: others would hide it, or have none."""
     from fedfq.metrics import nmse
 
-    report = fedfq.inspect(payload, like=update)
     quantised = {tensor.name: update[tensor.name] for tensor in report.tensors if tensor.kind not in CARRIED}
-    error = nmse(quantised, fedfq.decode(payload, like=update))
+    return nmse(quantised, fedfq.decode(payload, like=update))
+
+
+def _summary(report: fedfq.Report, nmse: float) -> str:
+    """What was won and lost."""
     return (
-        f"{len(payload):,} bytes instead of {report.raw_bytes:,} ({report.ratio:.1f}x), "
-        f"{report.bits_per_parameter:.3g} bits/parameter, NMSE {error:.3g}"
+        f"{report.bytes:,} bytes instead of {report.raw_bytes:,} ({report.ratio:.1f}x), "
+        f"{report.bits_per_parameter:.3g} bits/parameter, NMSE {nmse:.3g}"
     )
+
+
+def _warn_of_checkpoint(source: Path, update: Mapping[str, Array], report: fedfq.Report, nmse: float) -> None:
+    from fedfq.checkpoints import looks_like_checkpoint
+
+    if looks_like_checkpoint(update, report.bits_per_parameter, nmse):
+        typer.echo(
+            f"fedfq: warning: {source} looks like a checkpoint, not like an update (NMSE {nmse:.2g}); to encode what "
+            "changed since an earlier checkpoint, name that with --base",
+            err=True,
+        )
 
 
 def _difference(new: Mapping[str, Array], base: Mapping[str, Array], base_path: Path) -> dict[str, Array]:
@@ -252,7 +280,7 @@ def decode(
         Path | None, typer.Option(metavar="MODEL", help="Add the update to this model, and write the sum.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(help="Refuse an update larger than this, if no model is given (default: 1 GiB).")
+        int | None, typer.Option(help="Refuse an update larger than this, if no model is given.", show_default="1 GiB")
     ] = None,
 ) -> None:
     """Restore an update from its payload, or apply it to a checkpoint.

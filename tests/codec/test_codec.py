@@ -48,7 +48,7 @@ def updates(draw_: st.DrawFn) -> dict[str, Array]:
 
 
 budgets = st.one_of(
-    st.tuples(st.just("ratio"), st.floats(0.1, 2000)),
+    st.tuples(st.just("ratio"), st.floats(1, 2000)),
     st.tuples(st.just("bits_per_parameter"), st.floats(0.01, 40)),
     st.tuples(st.just("max_bytes"), st.integers(1, 5000)),
 )
@@ -259,12 +259,13 @@ def test_entries_that_are_not_finite_are_refused_by_name(bad: float, allocator: 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "give exactly one of ratio, bits_per_parameter, max_bytes, step, claimed_ratio; got none"),
-        ({"ratio": 2, "max_bytes": 10}, "exactly one of .* got ratio, max_bytes"),
-        ({"ratio": 0}, "ratio must be positive and finite, got 0"),
-        ({"ratio": -3}, "ratio must be positive"),
-        ({"ratio": float("nan")}, "ratio must be positive"),
-        ({"ratio": float("inf")}, "ratio must be positive"),
+        ({"ratio": 2, "max_bytes": 10}, "give one of .* got ratio, max_bytes"),
+        ({"ratio": 0}, "ratio must be at least 1 and finite, got 0"),
+        ({"ratio": 0.5}, "ratio must be at least 1 and finite, got 0.5"),
+        ({"ratio": -3}, "ratio must be at least 1"),
+        ({"ratio": float("nan")}, "ratio must be at least 1"),
+        ({"ratio": float("inf")}, "ratio must be at least 1 and finite"),
+        ({"claimed_ratio": 0.9, "allocator": "exact"}, "claimed_ratio must be at least 1"),
         ({"bits_per_parameter": 0.0}, "bits_per_parameter must be positive"),
         ({"max_bytes": 0}, "max_bytes must be positive"),
         ({"step": -1e-3}, "step must be positive"),

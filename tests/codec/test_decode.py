@@ -132,7 +132,7 @@ def test_another_model_is_refused(layout: Any) -> None:
 
 
 def test_refusals_name_the_difference() -> None:
-    payload = encode({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, ratio=0.1)
+    payload = encode({"a": np.ones((2, 3), np.float32), "b": np.ones(4, np.float32)}, step=0.1)
     a, b = np.zeros((2, 3), np.float32), np.zeros(4, np.float32)
     for model, message in (
         ({"a": a}, "the payload has a tensor 'b' that the model lacks"),

@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from click.testing import Result
@@ -58,13 +60,60 @@ def test_options_may_come_from_a_file_and_the_command_line_wins(working_director
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "arguments", "label"),
+    [
+        ('method = "fedfq@32:gain=true"', ("--ratio", "64"), "fedfq@64:gain=true"),
+        ('method = "fedfq"\nratio = 32\ngain = true', ("--method", "fedfq@64"), "fedfq@64:gain=true"),
+        ('method = "stc:sparsity=0.1"', ("--method", "fedfq@64"), "fedfq@64"),
+        ("ratio = 32", (), "fedfq@32"),
+    ],
+)
+def test_the_command_line_wins_over_the_methods_options_in_a_file(
+    file: str, arguments: tuple[str, ...], label: str
+) -> None:
+    Path("mine.toml").write_text(file)
+    ok("run", "--config", "mine.toml", *arguments, *SMALL, "--rounds", "1", "--out", "run")
+    assert Folder(Path("run")).config().label == label
+
+
+# --- --overwrite -------------------------------------------------------------------------------------------
+
+
+def test_overwrite_replaces_a_run() -> None:
+    ok("run", "--method", "fedfq@32", *SMALL, "--out", "run")
+    ok("report", "run")
+    ok("run", "--method", "fedavg", *SMALL, "--out", "run", "--overwrite")
+    ok("run", "--method", "fedavg", *SMALL, "--out", "new", "--overwrite")  # where there is none, it is as without
+    for folder in ("run", "new"):
+        assert Folder(Path(folder)).config().method == "fedavg" and len(Folder(Path(folder)).rounds()) == 2
+    assert {path.name for path in Path("run").rglob("*")} == {path.name for path in Path("new").rglob("*")}
+    assert Path("run/rounds.jsonl").read_bytes() == Path("new/rounds.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data-dir", "empty", "--task", "cifar10-simplecnn"), "fedfq data fetch"),
+        (("--ratio", "0.5"), "ratio must be at least 1"),
+        (("--device", "tpu9"), "device"),
+    ],
+)
+def test_what_cannot_begin_overwrites_nothing(arguments: tuple[str, ...], message: str) -> None:
+    ok("run", "--method", "fedfq@32", *SMALL, "--out", "run")
+    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    assert message in refused("run", *SMALL, "--out", "run", "--overwrite", *arguments)
+    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+
+
 def test_resume_needs_no_other_option_than_the_folder() -> None:
     ok("run", "--method", "fedavg", *SMALL, "--out", "run")
     before = Path("run/rounds.jsonl").read_bytes()
     ok("run", "--out", "run", "--resume", "--workers", "1")
     assert Path("run/rounds.jsonl").read_bytes() == before
     assert "another configuration" in refused("run", "--out", "run", "--resume", "--rounds", "3")
-    assert "already holds a run (--resume continues it)" in refused("run", "--method", "fedavg", *SMALL, "--out", "run")
+    taken = "already holds a run (--resume continues it, --overwrite replaces it)"
+    assert taken in refused("run", "--method", "fedavg", *SMALL, "--out", "run")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +129,20 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--config", "number.toml"), "method must be a name, got 3"),
         (("--split", "idd"), "did you mean 'iid'?"),
         (("--per-round", "30"), "per_round = 30 is more than there are clients (20)"),
-        (("--ratio", "0"), "ratio must be positive"),
+        (("--ratio", "0.5"), "ratio must be at least 1 and finite, got 0.5"),
+        (("--method", "fedfq@64", "--ratio", "128"), "ratio is given twice: in 'fedfq@64', and as 128.0 beside it"),
+        (("--method", "fedfq:gain=true", "--no-gain"), "gain is given twice: in 'fedfq:gain=true', and as false"),
+        (
+            (
+                "--method",
+                "fedfq@64:ratio=64",
+            ),
+            "'fedfq@64:ratio=64': ratio is given twice",
+        ),
+        (("--config", "twice.toml"), "ratio is given twice"),
+        (("--config", "dashes.toml"), "dashes.toml: per_round is given twice"),
+        (("--resume", "--overwrite", "--out", "thesis"), "give --resume or --overwrite, not both"),
+        (("--overwrite", "--out", "thesis"), "thesis: is not empty"),
         (("--ratio", "1e9", "--rounds", "1"), "a budget of 0 bytes is too small"),
         (("--lr", "-1"), "lr must be a positive number"),
         (("--rounds", "0"), "rounds must be an integer of at least 1"),
@@ -107,6 +169,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     Path("workers.toml").write_text('workers = "2"')
     Path("number.toml").write_text("method = 3")
     Path("broken.toml").write_text("ratio = = 3")
+    Path("twice.toml").write_text('method = "fedfq@64"\nratio = 128')
+    Path("dashes.toml").write_text("per-round = 2\nper_round = 3")
     Path("thesis").mkdir()
     Path("thesis/thesis.tex").write_text("important")
     before = sorted(working_directory.rglob("*"))
@@ -191,6 +255,28 @@ def test_ctrl_c_while_the_workers_start_is_one_line() -> None:
     assert said == ("fedfq: interrupted; 0 of 30 rounds are done; to go on: fedfq run --out run --resume --workers 2\n")
 
 
+# --- help --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [commands.run, commands.compare])
+def test_help_shows_every_default(command: Callable[..., None]) -> None:
+    """In words where it depends on the task or the method, and the true one where it does not."""
+    hints = get_type_hints(command, include_extras=True)
+    shown = {
+        name: hints[name].__metadata__[0].show_default
+        for name, parameter in signature(command).parameters.items()
+        if parameter.default is None
+    }
+    assert all(isinstance(text, str) for text in shown.values()), shown
+    default = Config.make()
+    for name in {"task", "method", "weighting", "seed", "eval_every", "checkpoint_every"} & shown.keys():
+        assert shown[name] == str(getattr(default, name))
+    for name in {"ratio", "basis"} & shown.keys():
+        assert shown[name] == f"the method's; fedfq: {default.options[name]}"
+    printed = " ".join(ok(command.__name__, "--help").replace("│", " ").split())
+    assert printed.count("[default: ") == len(shown)
+
+
 # --- compare and demo --------------------------------------------------------------------------------------
 
 
@@ -205,6 +291,15 @@ def test_compare_runs_every_method_on_the_same_clients(working_directory: Path) 
     assert "already holds a run" in refused("compare", "--methods", "fedavg", *SMALL, "--out", "all")
     again = ok("compare", "--methods", "fedavg,fedfq@32", *SMALL, "--out", "all", "--resume")
     assert "fedfq@32" in again
+    other = ("compare", "--methods", "fedavg,fedfq@32", *SMALL, "--out", "all", "--seed", "1")
+    assert "another configuration" in refused(*other, "--resume")
+    Path("all/fedfq@32/notes.txt").write_text("mine")
+    assert "holds more than a run (notes.txt)" in refused(*other, "--overwrite")
+    assert Folder(Path("all/fedavg")).config().seed == 0  # none is touched if one of them may not be
+    Path("all/fedfq@32/notes.txt").unlink()
+    ok(*other, "--overwrite")
+    assert [Folder(Path("all") / name).config().seed for name in ("fedavg", "fedfq@32")] == [1, 1]
+    assert runs[2].config().seed == 0
 
 
 def test_a_comparison_with_a_method_that_came_to_nothing_fails_once_all_have_run() -> None:
@@ -247,13 +342,6 @@ def test_demo(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
 def test_the_name_of_a_page_is_looked_at_first(working_directory: Path) -> None:
     assert "a report is named .html" in refused("demo", "--report", "report.txt")
     assert list(working_directory.iterdir()) == []
-
-
-def test_methods_are_listed_with_their_options() -> None:
-    shown = ok("methods")
-    for name in ("fedfq-cgsa", "eden", "acsgd-topk"):
-        assert name in shown
-    assert "ratio=256" in shown and "error_feedback=true" in shown.lower()
 
 
 def test_a_device_is_named_in_the_runs_description(working_directory: Path) -> None:

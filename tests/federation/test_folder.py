@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fedfq
+from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder, HeldError, _commit, environment
 
 HOLD = """
@@ -76,3 +77,58 @@ def test_the_commit_is_that_of_the_source_and_of_no_repository_around_it(tmp_pat
     assert _commit(source)["commit"] == clean
     (source / "__init__.py").write_text("changed")
     assert _commit(source)["commit"] == f"{clean}+"
+
+
+# --- Overwriting -------------------------------------------------------------------------------------------
+
+
+def a_run(folder: Path) -> Folder:
+    """All that a run that was killed while it wrote a checkpoint may have left, and its page."""
+    for name in (
+        *("rounds.jsonl", "timings.jsonl", "model.safetensors", "sample.fedfq", "report.html"),
+        *("checkpoint/state.json", "checkpoint/model-000010.safetensors", "checkpoint/server-000010.safetensors"),
+        *("checkpoint/memory/000003-000009.safetensors", "checkpoint/memory/.fedfq-0123456789abcdef.part"),
+        ".fedfq-fedcba9876543210.part",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    run = Folder(folder)
+    run.begin(Config.make())
+    return run
+
+
+def test_a_run_is_deleted_whole(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run")
+    run.refuse_if_taken(overwrite=True)
+    run.clear()
+    assert list((tmp_path / "run").iterdir()) == []
+    run.refuse_if_taken()
+    run.clear()  # nothing is there
+
+
+@pytest.mark.parametrize("stranger", ["notes.txt", "checkpoint/thesis.tex", "figures/curve.svg", "model-2.safetensors"])
+def test_what_holds_more_than_a_run_is_not_overwritten(tmp_path: Path, stranger: str) -> None:
+    run = a_run(tmp_path)
+    (tmp_path / stranger).parent.mkdir(exist_ok=True)
+    (tmp_path / stranger).write_text("important")
+    with pytest.raises(ValueError, match=r"holds more than a run \(.*\), so nothing is overwritten"):
+        run.refuse_if_taken(overwrite=True)
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "state.json").write_text("important")
+    Folder(tmp_path / "run").begin(Config.make())
+    (tmp_path / "run" / "checkpoint").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="holds more than a run"):
+        Folder(tmp_path / "run").refuse_if_taken(overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"config": 1}', "is not of a run of fedfq"), ("[]", "is not of a run of fedfq"), ("text", "run.json: ")],
+)
+def test_another_programs_run_is_not_overwritten(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Folder(tmp_path).refuse_if_taken(overwrite=True)

@@ -256,7 +256,7 @@ def test_local_privacy_is_applied_before_the_mod():
 
 
 def test_options_are_checked_when_the_mod_is_made():
-    for options in ({"basis": "none"}, {"gain": "double"}, {"ratio": -1}):
+    for options in ({"basis": "none"}, {"gain": "double"}, {"ratio": -1}, {"ratio": 0.5}):
         with pytest.raises(ValueError):
             fedfq_mod(**options)
 
@@ -282,6 +282,7 @@ def test_every_node_may_have_a_budget_of_its_own():
     [
         ({"fedfq-ratio": "much"}, "fedfq-ratio must be a positive number, got 'much'"),
         ({"fedfq-ratio": -2}, "fedfq-ratio must be a positive number"),
+        ({"fedfq-ratio": 0.5}, "fedfq-ratio must be at least 1, got 0.5"),
         ({"fedfq-upload-seconds": 1}, "fedfq-upload-seconds goes with fedfq-uplink-mbps"),
         ({"fedfq-upload-seconds": 1, "fedfq-uplink-mbps": 1, "fedfq-ratio": 8}, "and without fedfq-ratio"),
         ({"fedfq-upload-seconds": 1, "fedfq-uplink-mbps": 1e-5}, "needs at least"),

@@ -44,7 +44,7 @@ def fitting(case: str, update: Mapping[str, Array]) -> Method:
     try:
         made.encode(update, {}, order())
     except BudgetError as error:
-        return method(case, ratio=raw_size(update) / (error.minimum + 0.5))
+        return method(case, ratio=max(1.0, raw_size(update) / (error.minimum + 0.5)))
     return made
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedfq.methods import METHODS, make, options_of, parse
+from fedfq.methods import METHODS, make, meanings_of, options_of, parse
 from fedfq.methods.method import Method
 
 
@@ -18,9 +18,11 @@ def test_all_names_are_there():
 def test_every_method_says_what_it_is(name: str):
     made = make(name)
     assert isinstance(made, Method)
-    for text in (made.paper, made.claims, made.client_memory, made.server_memory):
+    for text in (made.summary, made.paper, made.claims, made.client_memory, made.server_memory):
         assert text
     assert all(getattr(made, option) == default for option, default in options_of(name).items())
+    assert meanings_of(name).keys() == options_of(name).keys()
+    assert all(values and meaning for values, meaning in meanings_of(name).values())
 
 
 def test_names_with_options():
@@ -29,6 +31,15 @@ def test_names_with_options():
     assert make(*parse("fedpaq")[:1], **parse("fedpaq:norm=max")[1]).norm == "max"
     with pytest.raises(ValueError, match="expected option=value"):
         parse("eden:ratio")
+
+
+def test_an_option_is_given_once():
+    assert parse("fedfq@64", {"gain": True}) == ("fedfq", {"ratio": 64, "gain": True})
+    with pytest.raises(ValueError, match="ratio is given twice: in 'fedfq@64', and as 128 beside it"):
+        parse("fedfq@64", {"ratio": 128})
+    for text in ("fedfq@64:ratio=64", "fedfq:gain=true:gain=false", "stc:error-feedback=true:error_feedback=true"):
+        with pytest.raises(ValueError, match="is given twice"):
+            parse(text)
 
 
 def test_what_is_unknown_is_refused_with_a_hint():

@@ -233,7 +233,7 @@ def test_the_command_at_scale_says_what_lines_it_assumes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--ratio", "0.5"), "a ratio must be at least 1"),
+        (("--ratio", "0.5"), "ratio must be at least 1"),
         (("--uplink-mbps", "0"), "a bandwidth must be positive"),
         (("--steps", "0"), "steps must be at least 1"),
         (("--out", "plan.png"), "a figure is named .svg or .pdf"),

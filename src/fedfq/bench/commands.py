@@ -8,7 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(help="Where the data sets are.", show_default="$FEDFQ_DATA, or fedfq in the user's cache"),
+]
 
 app = typer.Typer(help="Measure speed, size and error beside the peers.", no_args_is_help=True)
 

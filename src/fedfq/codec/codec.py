@@ -16,6 +16,7 @@ from .kernels import Array, U, kernel
 from .layout import QUANTIZED, Spec, Tensor, raw_bytes, read
 from .parallel import workers
 from .plan import Plan
+from .ratio import DEFAULT_RATIO, check_ratio
 from .shared import SharedBasis
 from .waterfill import Waterfill
 from .widths import Widths
@@ -27,9 +28,10 @@ PIECE = 1 << 16  # entries that are made float32 at a time, where they are not
 class Codec:
     """Turns model updates into payloads of a given size. Stateless: one codec serves any number of updates.
 
-    Exactly one of these says how large a payload may be:
+    One of these says how large a payload may be (`ratio=256` if none does):
 
-    ratio               raw size / payload size, at least; raw is 4 bytes a floating-point entry, native bytes else
+    ratio               raw size / payload size, at least; raw is 4 bytes a floating-point entry, native bytes else;
+                        1 or more
     bits_per_parameter  of the payload, per floating-point entry, at most
     max_bytes           of the payload
     step                no budget: this quantisation step, whatever it takes (waterfill only)
@@ -74,12 +76,17 @@ class Codec:
             "claimed_ratio": claimed_ratio,
         }
         given = [name for name, value in sizes.items() if value is not None]
-        if len(given) != 1:
-            raise ValueError(f"give exactly one of {', '.join(sizes)}; got {', '.join(given) or 'none'}")
+        if len(given) > 1:
+            raise ValueError(f"give one of {', '.join(sizes)}; got {', '.join(given)}")
+        if not given:
+            given, ratio = ["ratio"], DEFAULT_RATIO
+            sizes["ratio"] = ratio
         value = sizes[given[0]]
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise TypeError(f"{given[0]} must be a number, got {value!r}")
-        if not (math.isfinite(value) and value > 0):
+        if given[0] in ("ratio", "claimed_ratio"):
+            check_ratio(value, given[0])
+        elif not (math.isfinite(value) and value > 0):
             raise ValueError(f"{given[0]} must be positive and finite, got {value!r}")
         _one_of("allocator", allocator, ("waterfill", "exact", "cgsa"))
         _one_of("layout", layout, ("full", "digest"))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfq.codec.ratio import DEFAULT_RATIO
+from fedfq.completion import complete_method, complete_methods, complete_split, complete_task
 from fedfq.federation.progress import came_to_nothing, progress, saying_how_to_go_on
 from fedfq.tasks import TASKS
 
@@ -21,30 +23,49 @@ if TYPE_CHECKING:
 OptionalInt = int | None
 OptionalFloat = float | None
 
-# What both commands take. Whatever is not given is the task's default.
+
+def _option(text: str, default: str, **more: Any) -> Any:
+    """What is not given stays None, so that a file may give it: the help says in words what is taken then."""
+    return typer.Option(help=text, show_default=default, **more)
+
+
+# What both commands take.
+OF_TASK = "the task's"
 Task = Annotated[
-    str | None, typer.Option(help=f"What is trained: {', '.join(TASKS)}. `fedfq data show TASK` draws its data.")
+    str | None,
+    _option("What is trained; `fedfq data show TASK` draws its data.", "digits", autocompletion=complete_task),
 ]
-Split = Annotated[str | None, typer.Option(help="Who holds what: iid, one-class, shards:2, dirichlet:0.3 or natural.")]
-Rounds = Annotated[OptionalInt, typer.Option(help="Rounds of the federation.")]
-NumberOfClients = Annotated[OptionalInt, typer.Option(help="Clients there are.")]
-PerRound = Annotated[OptionalInt, typer.Option(help="Clients that train in a round.")]
-LocalSteps = Annotated[OptionalInt, typer.Option(help="Steps of SGD of a client in a round.")]
-LocalEpochs = Annotated[OptionalInt, typer.Option(help="Epochs instead of steps.")]
-BatchSize = Annotated[OptionalInt, typer.Option(help="Examples in a step.")]
-Rate = Annotated[OptionalFloat, typer.Option(help="Learning rate of the first round.")]
-RateDecay = Annotated[OptionalFloat, typer.Option(help="Factor of the learning rate, every round.")]
-Weighting = Annotated[str | None, typer.Option(help="Clients count by their 'samples', or alike ('mean').")]
-Seed = Annotated[OptionalInt, typer.Option(help="Of everything that is random.")]
-EvalEvery = Annotated[OptionalInt, typer.Option(help="Rounds between two evaluations.")]
-CheckpointEvery = Annotated[OptionalInt, typer.Option(help="Rounds between two checkpoints.")]
-Workers = Annotated[OptionalInt, typer.Option(help="Processes that train clients (default: one a core).")]
-Device = Annotated[str | None, typer.Option(help="Where clients train: cpu (default), or as PyTorch has it, cuda.")]
-DataDir = Annotated[Path | None, typer.Option(help="Where the data sets are, if not in the cache.")]
+Split = Annotated[
+    str | None,
+    _option(
+        "Who holds what: iid, one-class, shards:2, dirichlet:0.3 or natural.", OF_TASK, autocompletion=complete_split
+    ),
+]
+Rounds = Annotated[OptionalInt, _option("Rounds of the federation.", OF_TASK)]
+NumberOfClients = Annotated[OptionalInt, _option("Clients there are.", OF_TASK)]
+PerRound = Annotated[OptionalInt, _option("Clients that train in a round.", OF_TASK)]
+LocalSteps = Annotated[OptionalInt, _option("Steps of SGD of a client in a round.", OF_TASK)]
+LocalEpochs = Annotated[OptionalInt, _option("Epochs instead of steps.", "steps")]
+BatchSize = Annotated[OptionalInt, _option("Examples in a step.", OF_TASK)]
+Rate = Annotated[OptionalFloat, _option("Learning rate of the first round.", OF_TASK)]
+RateDecay = Annotated[OptionalFloat, _option("Factor of the learning rate, every round.", OF_TASK)]
+Weighting = Annotated[str | None, _option("Clients count by their 'samples', or alike ('mean').", "samples")]
+Seed = Annotated[OptionalInt, _option("Of everything that is random.", "0")]
+EvalEvery = Annotated[OptionalInt, _option("Rounds between two evaluations.", "1")]
+CheckpointEvery = Annotated[OptionalInt, _option("Rounds between two checkpoints.", "10")]
+Workers = Annotated[OptionalInt, _option("Processes that train clients.", "one per core")]
+Device = Annotated[str | None, _option("Where clients train: cpu, or as PyTorch has it, cuda.", "cpu")]
+DataDir = Annotated[Path | None, _option("Where the data sets are.", "$FEDFQ_DATA, or fedfq in the user's cache")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in OUT, if it holds one.")]
+
+NAMES = f"TASK is one of {', '.join(TASKS)}."  # below the options, where no narrow column cuts them
+
+# Options that are not part of a configuration, and those that are the method's.
+NOT_RESULTS = ("engine", "workers", "data_dir", "device", "out", "resume", "overwrite", "config")
+OF_METHOD = ("ratio", "error_feedback", "gain", "basis")
 
 FAILED = 1  # the exit code of a run that came to nothing
-NOT_RESULTS = ("engine", "workers", "data_dir", "device", "out", "resume", "config")  # not part of a configuration
 
 
 def run(
@@ -52,9 +73,16 @@ def run(
     split: Split = None,
     method: Annotated[
         str | None,
-        typer.Option(help="How updates travel, as in fedfq@256 or stc; `fedfq methods` lists them."),
+        _option(
+            "How updates travel, as in fedfq@256 or stc; `fedfq methods` lists them.",
+            "fedfq",
+            autocompletion=complete_method,
+        ),
     ] = None,
-    ratio: Annotated[OptionalFloat, typer.Option(help="float32 bytes / payload bytes, at least.")] = None,
+    ratio: Annotated[
+        OptionalFloat,
+        _option("float32 bytes / payload bytes, at least.", f"the method's; fedfq: {DEFAULT_RATIO}"),
+    ] = None,
     rounds: Rounds = None,
     clients: NumberOfClients = None,
     per_round: PerRound = None,
@@ -66,27 +94,34 @@ def run(
     weighting: Weighting = None,
     seed: Seed = None,
     error_feedback: Annotated[
-        bool | None, typer.Option("--error-feedback/--no-error-feedback", help="Send later what was left out.")
+        bool | None,
+        typer.Option(
+            "--error-feedback/--no-error-feedback",
+            help="Send later what was left out.",
+            show_default="the method's; fedfq: error-feedback",
+        ),
     ] = None,
     gain: Annotated[
         bool | None,
         typer.Option(
-            "--gain/--no-gain", help="Scale up fully what shrank on the way, or not at all; default: by half."
+            "--gain/--no-gain",
+            help="Scale up fully what shrank on the way, or not at all.",
+            show_default="the method's; fedfq: by half",
         ),
     ] = None,
-    basis: Annotated[str | None, typer.Option(help="shared, adaptive or identity.")] = None,
-    engine: Annotated[
-        str | None, typer.Option(help="inline (default), or flower: the same run in Flower's simulation.")
-    ] = None,
+    basis: Annotated[str | None, _option("shared, adaptive or identity.", "the method's; fedfq: shared")] = None,
+    engine: Annotated[str | None, _option("inline, or flower: the same run in Flower's simulation.", "inline")] = None,
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
     workers: Workers = None,
     device: Device = None,
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run (default: runs/TASK-METHOD-SEED).")] = None,
+    out: Annotated[Path | None, _option("Folder of the run.", "runs/TASK-METHOD-SEED")] = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
     config: Annotated[
-        Path | None, typer.Option(metavar="FILE.toml", help="The same options from a file; those given here win.")
+        Path | None,
+        _option("The same options from a file; those given here win.", "none", metavar="FILE.toml"),
     ] = None,
 ) -> None:
     """Train a federation: clients train, updates are compressed, the server averages.
@@ -110,7 +145,12 @@ def run(
 
 
 def compare(
-    methods: Annotated[str, typer.Option(help="Methods, with commas between: fedavg,fedfq@64,fedfq@256:gain=true.")],
+    methods: Annotated[
+        str,
+        typer.Option(
+            help="Methods, with commas between: fedavg,fedfq@64,fedfq@256:gain=true.", autocompletion=complete_methods
+        ),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for one run a method, and report.html.")],
     task: Task = None,
     split: Split = None,
@@ -126,11 +166,12 @@ def compare(
     seed: Seed = None,
     eval_every: EvalEvery = None,
     checkpoint_every: CheckpointEvery = None,
-    target: Annotated[OptionalFloat, typer.Option(help="Show the uplink bytes to this accuracy, as 0.6.")] = None,
+    target: Annotated[OptionalFloat, _option("Show the uplink bytes to this accuracy, as 0.6.", "not shown")] = None,
     workers: Workers = None,
     device: Device = None,
     data_dir: DataDir = None,
     resume: Resume = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Run several methods on the same model, clients and batches, and compare what they cost and reach.
 
@@ -154,7 +195,7 @@ def demo(
     if not report.parent.is_dir():
         raise ValueError(f"{report.parent}: no such folder")
     with TemporaryDirectory() as folder:
-        where = {"out": Path(folder), "resume": False, "workers": 1, "data_dir": None, "device": None}
+        where = dict.fromkeys(NOT_RESULTS) | {"out": Path(folder), "workers": 1}
         typer.echo(f"open {compared(DEMO_METHODS, DEMO, where, report, target=0.9)} in a browser")
 
 
@@ -178,17 +219,16 @@ def compared(
     out: Path = where["out"]
     folders = [out / label.replace(":", "-") for label in labels]
     for configuration, folder in zip(configurations, folders):  # all of them, before the first one runs
-        if Folder(folder).holds_run:
-            if not where["resume"]:
-                raise ValueError(f"{folder}: already holds a run (--resume continues it)")
-            if Folder(folder).config() != configuration:
-                raise ValueError(f"{folder}: holds a run with another configuration")
+        if not (where["resume"] and Folder(folder).holds_run):
+            Folder(folder).refuse_if_taken(overwrite=where["overwrite"])
+        elif Folder(folder).config() != configuration:
+            raise ValueError(f"{folder}: holds a run with another configuration")
     failed = []
     for number, (configuration, folder) in enumerate(zip(configurations, folders)):
-        again = Folder(folder).holds_run
+        again = {"resume": where["resume"] and Folder(folder).holds_run, "overwrite": where["overwrite"]}
         with progress(configuration.rounds) as bar:
             watch = bar(configuration.label, folder)
-            run_federation(configuration, folder, resume=again, **machine(where), watch=watch)
+            run_federation(configuration, folder, **again, **machine(where), watch=watch)
         done = read_run(folder)
         for line in summary_lines(summary_rows([done], target), target, max(map(len, labels)))[1 if number else 0 :]:
             typer.echo(line)
@@ -224,45 +264,46 @@ def _shown(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
 
 
-def methods() -> None:
-    """List the methods: where they come from, what they claim to cost, what they remember, whether they are unbiased.
-
-    Options go behind the name: fedfq@256:gain=true.
-    """
-    import sys
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    from fedfq.methods import METHODS, make, options_of
-
-    columns = ("method", "paper", "claimed cost", "client keeps", "server keeps", "unbiased", "options")
-    table = Table(*columns, box=box.SIMPLE, show_edge=False)
-    for name in METHODS:
-        method = make(name)
-        options = ", ".join(f"{option}={value}" for option, value in options_of(name).items())
-        memories = (method.client_memory, method.server_memory)
-        table.add_row(name, method.paper, method.claims, *memories, "yes" if method.unbiased else "no", options)
-    Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False).print(table)
-
-
 def _settings(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the result depends on, and the rest, from a TOML file and the command line, which wins."""
     from fedfq.federation.config import read_toml, refuse_unknown
 
     known = list(given)
     given = {name: value for name, value in given.items() if value is not None}
+    found: dict[str, Any] = {}
     if (path := given.get("config")) is not None:
         found = read_toml(path)
-        refuse_unknown(found, [name for name in known if name not in ("config", "resume")], str(path))
+        refuse_unknown(found, [name for name in known if name not in ("config", "resume", "overwrite")], str(path))
         for name in ("out", "data_dir"):
             if name in found:
                 found[name] = Path(found[name])
-        given = found | given
+    method = _take_method(found, given)
+    given = found | given
     where = {name: given.pop(name, None) for name in NOT_RESULTS}
-    options = {name: given.pop(name) for name in ("ratio", "error_feedback", "gain", "basis") if name in given}
-    return given | ({"options": options} if options else {}), where
+    if where["resume"] and where["overwrite"]:
+        raise ValueError("give --resume or --overwrite, not both")
+    return given | method, where
+
+
+def _take_method(*layers: dict[str, Any]) -> dict[str, Any]:
+    """The method and its options, taken out of a file's settings and of the command line's, which win.
+
+    Within one of them, `fedfq@64` beside a ratio would say it twice, and is refused.
+    """
+    from fedfq.methods import parse
+
+    taken: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    outlasting: dict[str, Any] = {}  # options that do not go away with the method's text
+    for layer in layers:
+        own = {name: layer.pop(name) for name in OF_METHOD if name in layer}
+        if "method" in layer:
+            taken["method"], options = parse(layer.pop("method"), own)
+            options = outlasting | options
+        else:
+            options = options | own
+        outlasting = own
+    return taken | ({"options": options} if options else {})
 
 
 def _new(settings: dict[str, Any], where: dict[str, Any]) -> tuple[Config, Path]:
@@ -307,14 +348,14 @@ def _engine(where: dict[str, Any]) -> Callable[..., Any]:
     if engine == "inline":
         from fedfq.federation.loop import run as run_inline
 
-        return partial(run_inline, resume=where["resume"])
+        return partial(run_inline, resume=where["resume"], overwrite=where["overwrite"])
     if engine != "flower":
         raise ValueError(f"unknown engine {engine!r}; there are inline and flower")
     if where["resume"]:
         raise ValueError("--resume goes with the inline engine: a run on Flower cannot be continued")
     from fedfq.flower.engine import run as run_on_flower
 
-    return run_on_flower
+    return partial(run_on_flower, overwrite=where["overwrite"])
 
 
 def machine(where: dict[str, Any]) -> dict[str, Any]:

@@ -43,12 +43,11 @@ class Config:
     def make(**given: Any) -> Config:
         """A configuration from what was given; the task's defaults for the rest. None means not given."""
         given = {name: value for name, value in given.items() if value is not None}
-        for name in ("task", "method", "split"):
+        for name in ("task", "split"):
             if name in given and not isinstance(given[name], str):
                 raise ValueError(f"{name} must be a name, got {given[name]!r}")
         task = tasks.get(given.pop("task", "digits"))
-        name, options = methods.parse(given.pop("method", "fedfq"))
-        options |= given.pop(METHOD_OPTIONS, {})
+        name, options = methods.parse(given.pop("method", "fedfq"), given.pop(METHOD_OPTIONS, {}))
         made = methods.make(name, **options)
         options = {option: getattr(made, option) for option in methods.options_of(name)}
         if "local_steps" in given and "local_epochs" in given:
@@ -99,7 +98,7 @@ class Config:
         shown = {name: value for name, value in self.options.items() if value != defaults[name] and name != "ratio"}
         ratio = self.options.get("ratio")
         at = "" if ratio is None else f"@{ratio:g}" if float(f"{ratio:g}") == ratio else f"@{ratio}"
-        return self.method + at + "".join(f":{name}={_text(value)}" for name, value in shown.items())
+        return self.method + at + "".join(f":{name}={methods.written(value)}" for name, value in shown.items())
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -109,7 +108,13 @@ def read_toml(path: Path) -> dict[str, Any]:
             found = tomllib.load(file)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: {error}") from None
-    return {key.replace("-", "_"): value for key, value in found.items()}
+    given: dict[str, Any] = {}
+    for key, value in found.items():
+        name = key.replace("-", "_")
+        if name in given:
+            raise ValueError(f"{path}: {name} is given twice")
+        given[name] = value
+    return given
 
 
 def refuse_unknown(keys: Mapping[str, Any], known: list[str], where: str) -> None:
@@ -139,7 +144,3 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _canonical(each) for key, each in value.items()}
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value}"

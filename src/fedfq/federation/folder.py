@@ -41,6 +41,13 @@ from fedfq.federation.config import Config, from_json
 from fedfq.files import write_bytes, write_tensors
 from fedfq.methods.method import Array
 
+# All that a run, or `fedfq report` on it, leaves behind: what `--overwrite` may delete.
+OURS = re.compile(
+    r"run\.json|rounds\.jsonl|timings\.jsonl|model\.safetensors|sample\.fedfq|report\.html"
+    r"|checkpoint(/state\.json|/(model|server)-\d+\.safetensors|/memory(/\d+-\d+\.safetensors)?)?"
+    r"|(.*/)?\.fedfq-[0-9a-f]+\.part"
+)
+
 
 class HeldError(ValueError):
     """Another process is at work in the folder."""
@@ -53,11 +60,28 @@ class Folder:
 
     # Beginning
 
-    def refuse_if_taken(self) -> None:
-        """A folder that holds anything already is not for a new run."""
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            what = "already holds a run (--resume continues it)" if self.holds_run else "is not empty"
-            raise ValueError(f"{self.path}: {what}")
+    def refuse_if_taken(self, overwrite: bool = False) -> None:
+        """A folder that holds anything already is not for a new run, unless that is a run which may be overwritten."""
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return
+        if not self.holds_run:
+            raise ValueError(f"{self.path}: is not empty")
+        if not overwrite:
+            raise ValueError(f"{self.path}: already holds a run (--resume continues it, --overwrite replaces it)")
+        if not {"config", "fedfq"} <= self._described().keys():
+            raise ValueError(f"{self.path}: its run.json is not of a run of fedfq, so nothing is overwritten")
+        for path in self.path.rglob("*"):
+            if path.is_symlink() or not OURS.fullmatch(path.relative_to(self.path).as_posix()):
+                raise ValueError(f"{self.path}: holds more than a run ({path.name}), so nothing is overwritten")
+
+    def clear(self) -> None:
+        """Delete the run that is here, if any; `run.json` last, so that until then it can be seen to be one."""
+        found = sorted(self.path.rglob("*"), key=lambda path: (path.name != "run.json", len(path.parts)), reverse=True)
+        for path in found:
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink()
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -44,12 +44,15 @@ def run(
     out: Path,
     *,
     resume: bool = False,
+    overwrite: bool = False,
     workers: int = 1,
     data_dir: Path | None = None,
     device: str = "cpu",
     watch: Watch = lambda line, times: None,
 ) -> Result:
     """Train a federation, in a new folder or on from its last checkpoint. `watch` is told of every round.
+
+    With `overwrite` the folder may hold another run, which is deleted once this one is ready to begin.
 
     Results of another `device` than the processor differ by its rounding, and it is named in `run.json`.
     Ctrl-C, SIGTERM and SIGHUP are heeded at once: what was finished is in a checkpoint when KeyboardInterrupt or
@@ -58,7 +61,7 @@ def run(
     folder = Folder(out)
     with ending_by_signal(), folder.held():
         if not resume:
-            folder.refuse_if_taken()
+            folder.refuse_if_taken(overwrite)
         elif folder.config() != config:
             raise ValueError(f"{out}: holds a run with another configuration")
         return _run(config, folder, resume, min(workers, config.per_round), data_dir, device, watch)
@@ -70,6 +73,7 @@ def _run(
     with Clients(config, data_dir, folder.checkpoints.memories.folder, workers, device) as clients:
         federation = Federation(config, clients)
         if not resume:
+            folder.clear()
             folder.begin(config, **({"device": device} if device != "cpu" else {}))
         if (checkpoint := folder.restore()) is not None:
             with naming(folder.checkpoints.folder, "a checkpoint of this run"):

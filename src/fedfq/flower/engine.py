@@ -35,7 +35,14 @@ POLL = 0.2  # seconds between two looks at what a run has done
 
 
 def run(
-    config: Config, out: Path, *, workers: int = 1, data_dir: Path | None = None, device: str = "cpu", watch: Watch
+    config: Config,
+    out: Path,
+    *,
+    overwrite: bool = False,
+    workers: int = 1,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+    watch: Watch,
 ) -> None:
     """Train a federation in Flower's simulation, with so many clients at a time. `watch` is told of every round."""
     if device != "cpu":
@@ -43,9 +50,10 @@ def run(
     from fedfq.flower.app import configuration, run_config
 
     folder = Folder(out)
-    folder.refuse_if_taken()
+    folder.refuse_if_taken(overwrite)
     settings = run_config(config)
     configuration(settings)  # what cannot be run is refused here
+    folder.clear()
     paths = {"out": str(out.resolve()), "data-dir": str(data_dir.resolve()) if data_dir else ""}
     seen = 0
 

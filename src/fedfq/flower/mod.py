@@ -23,6 +23,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from fedfq.codec.codec import Codec
 from fedfq.codec.errors import FedFQError
 from fedfq.codec.layout import raw_bytes, read, specs
+from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.codec.shared import SharedBasis
 from fedfq.feedback import ErrorFeedback
 
@@ -35,7 +36,7 @@ SETTLED = "fedfq-settled"  # 1: the node has the initial model, or does not want
 
 
 def fedfq_mod(
-    ratio: float = 256,
+    ratio: float = DEFAULT_RATIO,
     *,
     basis: Literal["shared", "adaptive", "identity"] = "shared",
     error_feedback: bool = True,
@@ -136,6 +137,8 @@ class FedFQMod:
         ratio, seconds, mbps = (
             _number(node_config, key) for key in ("fedfq-ratio", "fedfq-upload-seconds", "fedfq-uplink-mbps")
         )
+        if ratio is not None and ratio < 1:
+            raise Refusal(f"node config: fedfq-ratio must be at least 1, got {ratio:g}")
         if seconds is None:
             return Codec(ratio=self.ratio if ratio is None else ratio, **options)
         if ratio is not None or mbps is None:

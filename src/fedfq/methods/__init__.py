@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
 from numbers import Integral, Real
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedfq.hints import nearest
@@ -69,6 +69,12 @@ def options_of(name: str) -> dict[str, Any]:
     return {field.name: field.default for field in fields(_kind(name)) if field.name not in fixed}
 
 
+def meanings_of(name: str) -> dict[str, tuple[str, str]]:
+    """For every option of a method, in words: which values it may have, and what it means."""
+    hints = get_type_hints(_kind(name), include_extras=True)
+    return {option: (_in_words(hints[option].__origin__), hints[option].__metadata__[0]) for option in options_of(name)}
+
+
 def _kind(name: str) -> Any:
     made = METHODS[name]
     return made.func if isinstance(made, partial) else made
@@ -97,18 +103,34 @@ def _in_words(hint: Any) -> str:
     return " or ".join(map(repr, get_args(hint))) if get_origin(hint) is Literal else _PLAIN[hint][1]
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `name@ratio:option=value:...`; `@ratio` is short for `:ratio=`."""
+def parse(text: str, beside: Mapping[str, Any] = MappingProxyType({})) -> tuple[str, dict[str, Any]]:
+    """Name and options of `name@ratio:option=value:...`, and options given beside it; none may be given twice.
+
+    `@ratio` is short for `:ratio=`.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"method must be a name, got {text!r}")
     head, *rest = text.split(":")
     name, _, ratio = head.partition("@")
     pairs = [f"ratio={ratio}", *rest] if ratio else rest
-    options = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         option, equals, value = pair.partition("=")
         if not equals or not option or not value:
             raise ValueError(f"{text!r}: expected option=value, got {pair!r}")
-        options[option.replace("-", "_")] = _value(value)
-    return name, options
+        option = option.replace("-", "_")
+        if option in options:
+            raise ValueError(f"{text!r}: {option} is given twice")
+        options[option] = _value(value)
+    for option, value in beside.items():
+        if option in options:
+            raise ValueError(f"{option} is given twice: in {text!r}, and as {written(value)} beside it")
+    return name, {**options, **beside}
+
+
+def written(value: Any) -> str:
+    """An option's value as it is typed."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _value(text: str) -> Any:
@@ -122,4 +144,17 @@ def _value(text: str) -> Any:
     return text
 
 
-__all__ = ["METHODS", "Method", "Order", "Server", "State", "Update", "Upload", "make", "options_of", "parse"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "Order",
+    "Server",
+    "State",
+    "Update",
+    "Upload",
+    "make",
+    "meanings_of",
+    "options_of",
+    "parse",
+    "written",
+]

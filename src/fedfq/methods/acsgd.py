@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
 from fedfq.codec.quantize import stream_key
+from fedfq.codec.ratio import check_ratio
 
 from .bits import MAX_FIELD_BITS, BitReader, fields, golomb, golomb_parameter, read_fields, write
-from .method import Array, Method, Order, State, Update, Upload
+from .method import CLAIMED_RATIO, ERROR_FEEDBACK, Array, Method, Order, State, Update, Upload
 from .quantizer import dequantize, l2, peak, random_levels
 from .sparse import Ranked, sample
-from .wire import Reader, check_ratio, correct, divide, join, lengths, split, unite
+from .wire import Reader, correct, divide, join, lengths, split, unite
 
 SEED_BYTES, COUNT_BYTES = 8, 4
 FIRST_NORM = "first norm"
@@ -47,10 +48,11 @@ class Split(NamedTuple):
 
 @dataclass(frozen=True)
 class ACSGD(Method):
-    rate: float = 1.024
-    alpha: float = 0.99
-    rounds: int = 100
+    rate: Annotated[float, "bits per parameter of a client's first update, before alpha"] = 1.024
+    alpha: Annotated[float, "factor of the budget, per two rounds that are left"] = 0.99
+    rounds: Annotated[int, "rounds after which the budget stops growing"] = 100
 
+    summary: ClassVar[str] = "entries drawn at random, and rounded at random, as many as the update's norm deserves"
     paper: ClassVar[str] = "AC-SGD (Yan et al. 2022)"
     claims: ClassVar[str] = "32 bits, and b + log2 d an entry sent"
     client_memory: ClassVar[str] = "one number"
@@ -105,15 +107,16 @@ class ACSGD(Method):
 
 @dataclass(frozen=True)
 class ACSGDTopK(Method):
-    claimed_ratio: float = 31.25
-    error_feedback: bool = True
+    claimed_ratio: Annotated[float, CLAIMED_RATIO] = 31.25
+    error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
 
+    summary: ClassVar[str] = "the largest entries, rounded at random, with as many bits each as the budget suggests"
     paper: ClassVar[str] = "AC-SGD as in FedFQ's Table 2"
     claims: ClassVar[str] = "32 / claimed_ratio bits a parameter (positions are free)"
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:
-        check_ratio(self.claimed_ratio)
+        check_ratio(self.claimed_ratio, "claimed_ratio")
 
     def _budget(self, size: int) -> int:
         return math.ceil(32 * size / self.claimed_ratio)

@@ -43,6 +43,9 @@ MOTION_KEY = "motion"  # of the server's; its others are client/tensor
 
 @dataclass(frozen=True)
 class AQG(Method):
+    summary: ClassVar[str] = (
+        "what changed since the client's last upload, in 2, 4 or 8 bits, or nothing if that is little"
+    )
     paper: ClassVar[str] = "AQG-style (after Mao et al. 2022; LAQ, Sun et al. 2019)"
     claims: ClassVar[str] = "b bits a parameter and 32, where anything is sent"
     client_memory: ClassVar[str] = "one model"

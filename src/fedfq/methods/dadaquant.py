@@ -15,14 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
 
 from .bits import write
-from .method import Array, Method, Order, Server, State, Update, Upload
+from .method import LEVELS, Array, Method, Order, Server, State, Update, Upload
 from .qsgd import code_levels, read_levels
 from .quantizer import dequantize, peak, random_levels
 from .wire import Reader, divide, lengths, split, unite
@@ -34,9 +34,10 @@ MAX_LEVELS = 2 ** (8 * NUMBER_BYTES) - 1
 
 @dataclass(frozen=True)
 class DAdaQuant(Method):
-    levels: int = 1
-    patience: int = 10
+    levels: Annotated[int, f"{LEVELS}, at first"] = 1
+    patience: Annotated[int, "rounds without progress after which levels double"] = 10
 
+    summary: ClassVar[str] = "random rounding to a number of levels that grows with time and with a client's weight"
     paper: ClassVar[str] = "DAdaQuant (Hönig et al. 2022)"
     claims: ClassVar[str] = "the bits of the code, 32 a tensor"
     server_memory: ClassVar[str] = "the last losses"

@@ -20,16 +20,17 @@ import math
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 
 from fedfq.codec.errors import BudgetError, PayloadError
 from fedfq.codec.kernels import Int, U, kernel
 from fedfq.codec.quantize import stream_key, uniform
+from fedfq.codec.ratio import check_ratio
 
 from .bits import BitReader, Codes, fields, write
-from .method import LARGEST, Array, Method, Order, State, Update, Upload
+from .method import LARGEST, RATIO, Array, Method, Order, State, Update, Upload
 from .quantizer import energy, peak
 from .sparse import sample
 from .wire import (
@@ -37,7 +38,6 @@ from .wire import (
     budget_bytes,
     carried_bytes,
     check_budget,
-    check_ratio,
     divide,
     finite,
     join,
@@ -62,8 +62,9 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Eden(Method):
-    ratio: float = 32
+    ratio: Annotated[float, f"{RATIO}; one bit per parameter at 32, as in its paper"] = 32
 
+    summary: ClassVar[str] = "a random rotation, after which every entry is rounded as a Gaussian one"
     paper: ClassVar[str] = "EDEN (Vargaftik et al. 2022)"
     claims: ClassVar[str] = "32 / ratio bits a parameter"
 

@@ -11,6 +11,7 @@ from .wire import Reader, divide, lengths, unite
 
 @dataclass(frozen=True)
 class FedAvg(Method):
+    summary: ClassVar[str] = "every update as float32; what all others are compared with"
     paper: ClassVar[str] = "McMahan et al. 2017"
     claims: ClassVar[str] = "32 bits a parameter"
     unbiased: ClassVar[bool] = True

@@ -8,24 +8,33 @@ neither scales nor the map that says which parameter has which width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator, decode
+from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.codec.shared import SharedBasis
 from fedfq.feedback import ErrorFeedback
 
-from .method import Method, Order, Server, State, Update, Upload
+from .method import CLAIMED_RATIO, ERROR_FEEDBACK, RATIO, Method, Order, Server, State, Update, Upload
 from .wire import lengths
+
+PAPERS_RATIO = 32  # as the paper counts
 
 
 @dataclass(frozen=True)
 class FedFQ(Method):
-    ratio: float = 256
-    basis: Literal["shared", "adaptive", "identity"] = "shared"
-    error_feedback: bool = True
-    gain: bool | Literal["norm"] = "norm"
+    ratio: Annotated[float, RATIO] = DEFAULT_RATIO
+    basis: Annotated[
+        Literal["shared", "adaptive", "identity"],
+        "directions in which the model has moved; low-rank factors where they pay; or entries as they are",
+    ] = "shared"
+    error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
+    gain: Annotated[
+        bool | Literal["norm"], "scale up what shrank on the way: fully, not at all, or to the update's norm"
+    ] = "norm"
 
+    summary: ClassVar[str] = "our default: one step for all that is sent, in directions in which the model has moved"
     paper: ClassVar[str] = "this project (FedFQ with real-valued widths)"
     claims: ClassVar[str] = "what the payload takes"
     client_memory: ClassVar[str] = "one model, with error feedback"
@@ -71,9 +80,10 @@ class FedFQWidths(Method):
     """Widths {0, 2, 4, 8}. Width 0 drops a parameter: not unbiased there (Theorem 2 needs b > 0)."""
 
     allocator: Literal["exact", "cgsa"] = "cgsa"
-    ratio: float | None = None
-    claimed_ratio: float | None = None
+    ratio: Annotated[float | None, RATIO] = None
+    claimed_ratio: Annotated[float | None, f"{CLAIMED_RATIO}; {PAPERS_RATIO} if no ratio is given"] = None
 
+    summary: ClassVar[str] = "the paper's own: one of the widths 0, 2, 4 and 8 bits for every parameter"
     paper: ClassVar[str] = "FedFQ, Algorithm 1"
     claims: ClassVar[str] = "the widths' bits (side information is free)"
 
@@ -85,14 +95,18 @@ class FedFQWidths(Method):
     def _codec(self) -> Codec:
         if self.ratio is not None:
             return Codec(ratio=self.ratio, allocator=self.allocator, layout="digest")
-        return Codec(claimed_ratio=self.claimed_ratio or 32, allocator=self.allocator, layout="digest")
+        return Codec(claimed_ratio=self._claimed_ratio, allocator=self.allocator, layout="digest")
+
+    @property
+    def _claimed_ratio(self) -> float:
+        return PAPERS_RATIO if self.claimed_ratio is None else self.claimed_ratio
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
         payload = self._codec().encode(update, order.seed)
         claimed = 8 * len(payload)
         if self.ratio is None:
             size = sum(lengths(update).values())
-            claimed = int(min(32 / (self.claimed_ratio or 32), 8) * size)  # wider than 8 bits no parameter can be
+            claimed = int(min(32 / self._claimed_ratio, 8) * size)  # wider than 8 bits no parameter can be
         return Upload(payload, claimed)
 
     def decode(self, payload: bytes, like: Update) -> Update:

@@ -12,12 +12,12 @@ With the l2 norm, as published, the error of a tensor of a million entries is ma
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
 from .bits import MAX_FIELD_BITS, fields, read_fields, write
-from .method import Array, Method, Order, State, Update, Upload
+from .method import LEVELS, Array, Method, Order, State, Update, Upload
 from .quantizer import dequantize, l2, peak, random_levels
 from .wire import Reader, divide, lengths, unite
 
@@ -26,9 +26,10 @@ MAX_LEVELS = 2 ** (MAX_FIELD_BITS - 1) - 1
 
 @dataclass(frozen=True)
 class FedPAQ(Method):
-    levels: int = 7
-    norm: Literal["l2", "max"] = "l2"
+    levels: Annotated[int, LEVELS] = 7
+    norm: Annotated[Literal["l2", "max"], "what levels are multiples of: the l2 norm, or the largest magnitude"] = "l2"
 
+    summary: ClassVar[str] = "every entry rounded at random to evenly spaced levels of its tensor's norm"
     paper: ClassVar[str] = "FedPAQ (Reisizadeh et al. 2020)"
     claims: ClassVar[str] = "ceil(log2(2s + 1)) bits a parameter, 32 a tensor"
     unbiased: ClassVar[bool] = True

@@ -21,6 +21,7 @@ from .wire import lengths
 class Fixed(Method):
     bits: int = 8
 
+    summary: ClassVar[str] = "every entry rounded at random to one of a few evenly spaced levels, all of one width"
     paper: ClassVar[str] = "FedFQ, Table 1 (fixed precision)"
     claims: ClassVar[str] = "b bits a parameter"
     unbiased: ClassVar[bool] = True

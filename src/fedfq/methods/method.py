@@ -17,6 +17,12 @@ State = dict[str, Array]
 
 LARGEST = float(np.finfo(np.float32).max)
 
+# What options mean that several methods have; `fedfq methods NAME` shows it.
+RATIO = "float32 bytes / payload bytes, at least"
+CLAIMED_RATIO = "float32 bits / bits as the method's paper counts them"
+ERROR_FEEDBACK = "what one payload leaves out is added to the client's next update"
+LEVELS = "levels of magnitude to which entries are rounded"
+
 
 class Order(NamedTuple):
     """What a client is told with the model."""
@@ -38,8 +44,12 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """How updates travel. Its fields are its options; it holds no state, so both sides may have a copy."""
+    """How updates travel. Its fields are its options; it holds no state, so both sides may have a copy.
 
+    Options are annotated with what they mean: `ratio: Annotated[float, RATIO] = 64`.
+    """
+
+    summary: ClassVar[str]  # what it does, in a sentence
     paper: ClassVar[str]
     claims: ClassVar[str]  # the cost as the paper counts it, in words
     client_memory: ClassVar[str] = "none"

@@ -16,14 +16,14 @@ the paper's decoder would have to know.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
 
 from .bits import BitReader, Codes, fields, omega, write
-from .method import LARGEST, Array, Method, Order, State, Update, Upload
+from .method import LARGEST, LEVELS, Array, Method, Order, State, Update, Upload
 from .quantizer import random_levels
 from .wire import Reader, divide, finite, lengths, split, unite
 
@@ -32,9 +32,10 @@ MAX_LEVELS = 2**20
 
 @dataclass(frozen=True)
 class QSGD(Method):
-    levels: int = 16
-    bucket: int = 512
+    levels: Annotated[int, LEVELS] = 16
+    bucket: Annotated[int, "entries that have a norm of their own"] = 512
 
+    summary: ClassVar[str] = "entries rounded at random to levels of their bucket's norm; only what is not zero is sent"
     paper: ClassVar[str] = "QSGD (Alistarh et al. 2017)"
     claims: ClassVar[str] = "the bits of Code_s"
     unbiased: ClassVar[bool] = True

@@ -11,19 +11,20 @@ mean. A zero is sent as plus; a tensor of zeros has no vote. Tensors that are no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from .bits import fields, read_fields, write
-from .method import Array, Method, Order, Server, State, Update, Upload
+from .method import ERROR_FEEDBACK, Array, Method, Order, Server, State, Update, Upload
 from .wire import Reader, correct, divide, lengths, unite
 
 
 @dataclass(frozen=True)
 class SignSGD(Method):
-    error_feedback: bool = False
+    error_feedback: Annotated[bool, ERROR_FEEDBACK] = False
 
+    summary: ClassVar[str] = "one bit per entry; the server follows the majority, or the mean with error feedback"
     paper: ClassVar[str] = "signSGD (Bernstein et al. 2018), EF-signSGD (Karimireddy et al. 2019)"
     claims: ClassVar[str] = "1 bit a parameter"
     client_memory: ClassVar[str] = "one model, with error feedback"

@@ -13,16 +13,17 @@ downloads alike and has clients catch up on what they missed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
+from fedfq.codec.ratio import check_ratio
 
 from .bits import BitReader, Codes, fields, golomb, golomb_bits, golomb_parameter, write
-from .method import Array, Method, Order, State, Update, Upload
+from .method import ERROR_FEEDBACK, RATIO, Array, Method, Order, State, Update, Upload
 from .sparse import Ranked, largest_that_fits
-from .wire import Reader, budget_bytes, check_budget, check_ratio, correct, divide, lengths, unite
+from .wire import Reader, budget_bytes, check_budget, correct, divide, lengths, unite
 
 DEFAULT_SPARSITY = 1 / 400
 NUMBER_BYTES, SCALE_BYTES = 4, 4
@@ -30,10 +31,11 @@ NUMBER_BYTES, SCALE_BYTES = 4, 4
 
 @dataclass(frozen=True)
 class STC(Method):
-    ratio: float | None = None
-    sparsity: float | None = None
-    error_feedback: bool = True
+    ratio: Annotated[float | None, RATIO] = None
+    sparsity: Annotated[float | None, "share of the entries that is sent; 1/400 if no ratio is given"] = None
+    error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
 
+    summary: ClassVar[str] = "the largest entries of each tensor, as one magnitude and signs"
     paper: ClassVar[str] = "STC (Sattler et al. 2019)"
     claims: ClassVar[str] = "Golomb bits and a sign an entry sent, 32 a tensor"
     client_memory: ClassVar[str] = "one model, with error feedback"

@@ -12,26 +12,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
+from fedfq.codec.ratio import DEFAULT_RATIO, check_ratio
 
 from .bits import BitReader, golomb, golomb_parameter, write
-from .method import Array, Method, Order, State, Update, Upload
+from .method import ERROR_FEEDBACK, RATIO, Array, Method, Order, State, Update, Upload
 from .quantizer import peak
 from .sparse import Ranked, largest_that_fits
-from .wire import Reader, budget_bytes, check_budget, check_ratio, correct, divide, join, lengths, split, unite
+from .wire import Reader, budget_bytes, check_budget, correct, divide, join, lengths, split, unite
 
 HEAD_BYTES, VALUE_BYTES = 8, 2
 
 
 @dataclass(frozen=True)
 class TopK(Method):
-    ratio: float = 64
-    error_feedback: bool = True
+    ratio: Annotated[float, RATIO] = DEFAULT_RATIO
+    error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
 
+    summary: ClassVar[str] = "only the largest entries, the rest later"
     paper: ClassVar[str] = "top-k with memory (Stich et al. 2018)"
     claims: ClassVar[str] = "32 + log2 d bits an entry sent"
     client_memory: ClassVar[str] = "one model, with error feedback"

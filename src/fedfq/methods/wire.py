@@ -6,7 +6,6 @@ integers as they are, before anything else, as with fedfq: a method's quantiser 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -85,11 +84,6 @@ def split(flat: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
 def finite(values: Array) -> Array:
     """As float32; what lies beyond is clipped."""
     return np.clip(values, -LARGEST, LARGEST).astype(np.float32)
-
-
-def check_ratio(ratio: float) -> None:
-    if not (math.isfinite(ratio) and ratio > 0):
-        raise ValueError(f"ratio must be positive and finite, got {ratio!r}")
 
 
 def check_budget(budget: int, minimum: int) -> None:

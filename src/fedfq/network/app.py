@@ -126,7 +126,7 @@ def exercise() -> None:
     theta, new = (trained(initial, round_, 0, 1) for round_ in (1, 2))
     update = {name: new[name] - initial[name] for name in initial}
     basis = SharedBasis(theta, initial)
-    payload = Codec(ratio=256, gain="norm", layout="digest").encode(update, shared_basis=basis)
+    payload = Codec(gain="norm", layout="digest").encode(update, shared_basis=basis)
     Accumulator(like=initial).add(payload, shared_basis=basis)
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from click.core import ParameterSource
+
+from fedfq.codec.ratio import check_ratio
 
 if TYPE_CHECKING:
     from fedfq.network.plan import Plan, Setting
@@ -18,14 +19,18 @@ OUT = Path("results/network")
 FAILED = 1
 PANEL = "table3 and table4 (need root)"
 
-Clients = Annotated[list[int] | None, typer.Option(help="Default: 2, 4, 8 and 16. Repeatable.", rich_help_panel=PANEL)]
+Clients = Annotated[
+    list[int] | None,
+    typer.Option(help="Numbers of clients. Repeatable.", show_default="2, 4, 8 and 16", rich_help_panel=PANEL),
+]
 Rounds = Annotated[
-    int | None, typer.Option(help="Rounds to measure, after one that does not count.", rich_help_panel=PANEL)
+    int | None,
+    typer.Option(help="Rounds to measure, after one that does not count.", show_default="10", rich_help_panel=PANEL),
 ]
 StepSeconds = Annotated[
     float | None,
     typer.Option(
-        help="What a local step takes (emulated). Default: from the paper's 2 clients.", rich_help_panel=PANEL
+        help="What a local step takes (emulated).", show_default="from the paper's 2 clients", rich_help_panel=PANEL
     ),
 ]
 Downlink = Annotated[str, typer.Option(help="access (ten times the uplink) or symmetric.", rich_help_panel=PANEL)]
@@ -44,7 +49,8 @@ ByTensor = Annotated[
 def refuse_given(context: typer.Context, names: Sequence[str], what: str) -> None:
     """Options that would have no effect."""
     for name in names:
-        if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":  # the enum's home depends on the version of typer
             raise ValueError(f"--{name.replace('_', '-')} does not go with {what}")
 
 
@@ -84,7 +90,9 @@ def plan(
     parameters: Annotated[int, typer.Option(help="Of the model.")],
     clients: Annotated[int, typer.Option(help="That take part in a round.")] = 16,
     uplink_mbps: Annotated[float, typer.Option(help="Bandwidth of the link that --shared or --own says.")] = 33.0,
-    downlink_mbps: Annotated[float | None, typer.Option(help="Default: ten times the uplink.")] = None,
+    downlink_mbps: Annotated[
+        float | None, typer.Option(help="The other way.", show_default="ten times the uplink")
+    ] = None,
     shared: Annotated[
         bool,
         typer.Option(
@@ -99,10 +107,12 @@ def plan(
     fixed_seconds: Annotated[
         float, typer.Option(help="Of a round, whatever is sent. Flower's deployment: about 5.")
     ] = 0.0,
-    ratio: Annotated[list[float] | None, typer.Option(help="To choose from. Repeatable.")] = None,
+    ratio: Annotated[
+        list[float] | None, typer.Option(help="To choose from. Repeatable.", show_default="1 to 1024")
+    ] = None,
     codec_seconds: Annotated[
         tuple[float, float] | None,
-        typer.Option(metavar="ENCODE DECODE", help="Of an update. Default: measured on this machine."),
+        typer.Option(metavar="ENCODE DECODE", help="Of an update.", show_default="measured on this machine"),
     ] = None,
     scale: Annotated[
         bool,
@@ -119,14 +129,16 @@ def plan(
     Simulates a round at every ratio: download, local steps, encoding, upload, decoding. Prints time and bytes, and
     recommends the smallest ratio whose round takes at most 5% longer than the fastest: less compression is more exact.
     """
+    if scale:
+        refuse_given(context, ("clients", "uplink_mbps", "downlink_mbps", "shared"), "--scale")
     from fedfq.network import plan as planning
     from fedfq.network.figures import draw, suffix
 
     if out is not None:
         suffix(out)
-    if scale:
-        refuse_given(context, ("clients", "uplink_mbps", "downlink_mbps", "shared"), "--scale")
-    ratios = [planning.checked(value) for value in ratio or planning.RATIOS]
+    ratios = ratio or planning.RATIOS
+    for value in ratios:
+        check_ratio(value)
     down = 10 * uplink_mbps if downlink_mbps is None else downlink_mbps
     links: dict[str, Any] = {"uplink_mbps": uplink_mbps, "downlink_mbps": down}
     if not shared:

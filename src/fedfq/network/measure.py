@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import fedfq
+from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.files import write_bytes
 
 # The paper's setting, and what its tables say: seconds an epoch, by clients.
@@ -35,7 +36,7 @@ CLIENTS = tuple(PAPER["table3"])
 STEP_SECONDS = PAPER["table3"][2] / (EXAMPLES / (2 * BATCH))  # if communication took no time at all: the most it can be
 UPLINK_MBPS = 33.0
 DOWNLINKS = {"access": 10.0, "symmetric": 1.0}  # times the uplink
-RATIO = 256.0  # the default of `fedfq_mod`
+RATIO = float(DEFAULT_RATIO)
 PARAMETERS = 269_722 + 1_376 + 19  # of ResNet-20, with batch norm's running statistics and counters
 WARM_UP = 1  # rounds that do not count: connections are opened, the app is unpacked, polling falls into step
 ROUNDS = 10

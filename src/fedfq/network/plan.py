@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
+from fedfq.codec.ratio import DEFAULT_RATIO, check_ratio
+
 NDArray = np.ndarray[Any, Any]
 
 HEADERS = 1514 / 1448  # of Ethernet, IP and TCP: what a full packet takes over what it carries
@@ -78,15 +80,9 @@ class Round(NamedTuple):
     downlink_bytes: float
 
 
-def checked(ratio: float) -> float:
-    if not 1 <= ratio < math.inf:
-        raise ValueError(f"a ratio must be at least 1, got {ratio!r}")
-    return ratio
-
-
 def simulate(setting: Setting, ratio: float) -> Round:
     """One round at a ratio; a ratio of 1 is float32 without a codec."""
-    checked(ratio)
+    check_ratio(ratio)
     world = simpy.Environment()
     up, down = setting.sizes(ratio)
     uplink, downlink = Link(world, setting.uplink_mbps), Link(world, setting.downlink_mbps)
@@ -263,14 +259,14 @@ def plan(setting: Setting, ratios: Sequence[float] = RATIOS) -> Plan:
     return Plan(rounds, fastest, recommended)
 
 
-def codec_seconds(parameters: int, ratio: float = 64.0) -> tuple[float, float]:
+def codec_seconds(parameters: int, ratio: float = DEFAULT_RATIO) -> tuple[float, float]:
     """What encoding and decoding an update of that size takes on this machine: a smaller one is tried, at most 1 M."""
     from fedfq.codec.codec import Codec
     from fedfq.codec.decode import Accumulator
 
     size = min(parameters, TRIAL_PARAMETERS)
     rng = np.random.default_rng(0)
-    side = max(32, math.isqrt(size // 4))  # smaller ones do not fit the ratio
+    side = max(64, math.isqrt(size // 4))  # smaller ones do not fit the ratio
     update = {str(n): (rng.standard_normal((side, 4)) @ rng.standard_normal((4, side))).astype("f4") for n in range(4)}
     codec, total = Codec(ratio=ratio), Accumulator(like=update)
     times = []

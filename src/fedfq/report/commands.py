@@ -10,7 +10,9 @@ import typer
 
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: report.html in the first folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page.", show_default="report.html in the first folder")
+    ] = None,
     figures: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Write the curves as SVG and PDF as well, for a paper.")
     ] = None,

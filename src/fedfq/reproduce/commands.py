@@ -46,13 +46,17 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", help="These columns and methods, as in 'simplecnn-*' and 'fedfq@*'. Repeatable."
+            metavar="PATTERN",
+            help="These columns and methods, as in 'simplecnn-*' and 'fedfq@*'. Repeatable.",
+            show_default="all",
         ),
     ] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Default: 0. Repeatable; the spread is shown.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Repeatable; the spread is shown.", show_default="0")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of what is made. Default: results/reproduce, or results/network for tables 3 and 4."),
+        typer.Option(
+            help="Folder of what is made.", show_default="results/reproduce, or results/network for tables 3 and 4"
+        ),
     ] = None,
     workers: Workers = None,
     data_dir: DataDir = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedfq import tasks
+from fedfq.completion import complete_split, complete_task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +27,10 @@ COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "b
 app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and show who holds what.")
 
 DataDir = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Instead of $FEDFQ_DATA, or fedfq in the user's cache.")
+    Path | None,
+    typer.Option(
+        metavar="DIR", help="Where the data sets are.", show_default="$FEDFQ_DATA, or fedfq in the user's cache"
+    ),
 ]
 
 
@@ -56,11 +60,16 @@ def fetch(
     f"TASK is one of {', '.join(tasks.TASKS)}."
 )
 def show(
-    task: Annotated[str, typer.Argument(metavar="TASK")],
+    task: Annotated[str, typer.Argument(metavar="TASK", autocompletion=complete_task)],
     split: Annotated[
-        str | None, typer.Option(help="iid, one-class, shards:K, dirichlet:ALPHA or natural. Default: the task's.")
+        str | None,
+        typer.Option(
+            help="iid, one-class, shards:K, dirichlet:ALPHA or natural.",
+            show_default="the task's",
+            autocompletion=complete_split,
+        ),
     ] = None,
-    clients: Annotated[int | None, typer.Option(help="Default: the task's.")] = None,
+    clients: Annotated[int | None, typer.Option(help="Clients there are.", show_default="the task's")] = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
     data_dir: DataDir = None,
 ) -> None:

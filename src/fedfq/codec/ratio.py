@@ -1,0 +1,16 @@
+"""How many times smaller than float32 an update becomes: the default, and which ratios there are.
+
+On its own because the command line shows the default in its help, and should not wait for numba to do so.
+"""
+
+from __future__ import annotations
+
+import math
+
+DEFAULT_RATIO = 256  # raw bytes / payload bytes, wherever no size is given
+
+
+def check_ratio(ratio: float, name: str = "ratio") -> None:
+    """Refuse what would make an update larger, and what is no number."""
+    if not 1 <= ratio < math.inf:
+        raise ValueError(f"{name} must be at least 1 and finite, got {ratio!r}")

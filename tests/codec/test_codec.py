@@ -48,7 +48,7 @@ def updates(draw_: st.DrawFn) -> dict[str, Array]:
 
 
 budgets = st.one_of(
-    st.tuples(st.just("ratio"), st.floats(0.1, 2000)),
+    st.tuples(st.just("ratio"), st.floats(1, 2000)),
     st.tuples(st.just("bits_per_parameter"), st.floats(0.01, 40)),
     st.tuples(st.just("max_bytes"), st.integers(1, 5000)),
 )
@@ -112,6 +112,15 @@ def test_ratio_bits_and_bytes_are_one_budget() -> None:
     update = {"w": draw("laplace", (100, 100)), "count": np.array(7, np.int64)}
     payload = encode(update, ratio=40_008 / 700)
     assert payload == encode(update, max_bytes=700) == encode(update, bits_per_parameter=0.56)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.int8, np.longdouble])
+def test_numbers_of_numpy_are_pythons(kind: Any) -> None:
+    """Multiplied with a size, those of few bits would overflow or be rounded."""
+    update = {"w": draw("laplace", (300, 100))}
+    assert encode(update, ratio=kind(64)) == encode(update, ratio=64)
+    assert encode(update, bits_per_parameter=kind(1)) == encode(update, bits_per_parameter=1)
+    assert encode(update, max_bytes=2**62) == encode(update, bits_per_parameter=2.0**62)
 
 
 @pytest.mark.parametrize("ratio", [2, 8, 32, 128, 512])
@@ -265,7 +274,14 @@ def test_entries_that_are_not_finite_are_refused_by_name(bad: float, allocator: 
         ({"ratio": -3}, "ratio must be positive"),
         ({"ratio": float("nan")}, "ratio must be positive"),
         ({"ratio": float("inf")}, "ratio must be positive"),
+        ({"ratio": 1e-308}, "ratio must be at least 1, got 1e-308"),
+        ({"ratio": 0.999}, "ratio must be at least 1, got 0.999"),
+        ({"ratio": 10**400}, "ratio must be below 2"),
+        ({"claimed_ratio": 1e-308, "allocator": "exact"}, "claimed_ratio must be at least 1"),
         ({"bits_per_parameter": 0.0}, "bits_per_parameter must be positive"),
+        ({"bits_per_parameter": 1e308}, "bits_per_parameter must be below 2\\^63, got 1e\\+308"),
+        ({"max_bytes": 10**400}, "max_bytes must be below 2\\^63"),
+        ({"step": 10**400}, "step must be below"),
         ({"max_bytes": 0}, "max_bytes must be positive"),
         ({"step": -1e-3}, "step must be positive"),
         ({"step": 1e-60}, "step must be positive and finite as float32"),
@@ -280,7 +296,7 @@ def test_entries_that_are_not_finite_are_refused_by_name(bad: float, allocator: 
         ({"ratio": 2, "threads": 0}, "threads must be a positive integer"),
         ({"ratio": 2, "threads": 1.5}, "threads must be a positive integer"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_undefined_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -84,15 +84,15 @@ def test_zeros_stay_zeros(case: str):
 @every
 @pytest.mark.parametrize("value", [0.5, -3.0, 0.0])
 def test_one_element(case: str, value: float):
-    update = {"x": np.array([value], np.float32)}
-    made = method(case, ratio=0.02) if has_ratio(case) else method(case)  # 200 bytes
+    update = {"x": np.array([value], np.float32), "n.running_var": np.zeros(50, np.float32)}
+    made = method(case, ratio=1) if has_ratio(case) else method(case)  # 204 bytes
     decoded = made.decode(payload_of(encode(made, update)), update)
     np.testing.assert_allclose(decoded["x"], value, rtol=0.01)
 
 
 @every
 def test_no_floating_point_entries_at_all(case: str):
-    update = {"count": np.array([1, 2**40], np.int64), "empty": np.zeros((3, 0), np.float32)}
+    update = {"count": np.arange(100, dtype=np.int64) << 33, "empty": np.zeros((3, 0), np.float32)}
     made = fitting(case, update)
     assert_identical(made.decode(payload_of(encode(made, update)), update), update)
 
@@ -180,7 +180,7 @@ def test_unbiased_methods_are_right_in_the_mean(case: str):
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if has_ratio(case)])
-@pytest.mark.parametrize("ratio", [0.5, 3, 8, 31.7, 100, 400])
+@pytest.mark.parametrize("ratio", [1, 3, 8, 31.7, 100, 400])
 def test_a_ratio_is_kept_to_the_byte(case: str, ratio: float):
     update = plain() | {"steps": np.array(3, np.int64), "n.running_var": np.ones(10, np.float32)}
     payload = payload_of(encode(method(case, ratio=ratio), update))

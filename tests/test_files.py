@@ -1,8 +1,11 @@
 """Files of tensors: round trips, dtypes that numpy lacks, and everything that is refused."""
 
+import io
 import json
 import os
+import random
 import stat
+import time
 import zipfile
 import zlib
 from pathlib import Path
@@ -97,6 +100,9 @@ def test_files_get_the_usual_permissions(tmp_path):
         assert stat.S_IMODE(os.stat(tmp_path / name).st_mode) == usual
 
 
+# --- Files that are not what they seem ---------------------------------------------------------------------
+
+
 def entry(begin, end, dtype="F32"):
     return {"dtype": dtype, "shape": [1], "data_offsets": [begin, end]}
 
@@ -125,6 +131,120 @@ def test_bad_safetensors_are_refused(tmp_path, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_tensors(tmp_path / "m.safetensors")
     assert "m.safetensors" in str(caught.value)
+
+
+def test_a_name_that_is_repeated_among_many_is_found_at_once(tmp_path):
+    """It took a minute, as each name was looked for among all of them."""
+    count = 60_000
+    pairs = [f'"tensor.{k}":{{"dtype":"U8","shape":[1],"data_offsets":[{k},{k + 1}]}}' for k in range(count)]
+    pairs.append(pairs[-1])
+    (tmp_path / "m.safetensors").write_bytes(safetensors_bytes(f"{{{','.join(pairs)}}}".encode(), bytes(count)))
+    began = time.process_time()
+    with pytest.raises(ValueError, match="two tensors are named 'tensor.59999'"):
+        read_tensors(tmp_path / "m.safetensors")
+    assert time.process_time() - began < 5
+
+
+def npy_bytes(header, data=b"\0" * 12):
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data
+
+
+def zipped(**members):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(f"{name}.npy", data)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), ",  # TokenError
+        b"{'descr': '<f4',\n  'x': 1}\n 'y'\n",  # IndentationError
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), [1]: 2}\n",  # TypeError
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (10**400,)}\n",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}\n",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000, 1000000)}\n",
+        b"{'descr': ('<f4', {}), 'fortran_order': False, 'shape': (3,)}\n",
+        b"(" * 9000,
+        b"x" * 20_000,
+        b"\xff\n",
+        b"",
+    ],
+    ids=range(11),
+)
+def test_npz_headers_that_python_cannot_read(tmp_path, header):
+    (tmp_path / "m.npz").write_bytes(zipped(w=npy_bytes(header)))
+    with pytest.raises(ValueError, match="m.npz: not a readable .npz file") as caught:
+        read_tensors(tmp_path / "m.npz")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+FRAGMENTS = (
+    *(b"(", b")", b"'", b'"', b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\\", b"\0", b"\xff", b"  \t", b"#"),
+    *(b"-1", b"9" * 20, b"1e400", b"None", b"null", b"true", b"NaN", b"'O'", b"<f4", b"|V0", b"BF16", b"F8_X"),
+    *(b"dtype", b"data_offsets", b"\xed\xa0\x80", b"PK\x01\x02", b"PK\x05\x06"),
+)
+
+
+def mutant(data, noise):
+    """Some bytes are changed, added, removed or replaced by what means something to one of the readers."""
+    data = bytearray(data)
+    for _ in range(noise.choice([1, 1, 1, 2, 4, 9])):
+        at = noise.randrange(len(data) + 1)
+        some = noise.choice(FRAGMENTS)
+        what = noise.randrange(6)
+        if what == 0:
+            data[at : at + 1] = noise.randbytes(1)
+        elif what == 1:
+            data[at:at] = some
+        elif what == 2:
+            data[at : at + len(some)] = some
+        elif what == 3:
+            del data[at : at + noise.randrange(1, 9)]
+        elif what == 4 and at < len(data):
+            data[at] ^= 1 << noise.randrange(8)
+        elif noise.random() < 0.2:
+            del data[at:]
+    return bytes(data)
+
+
+def header_mutants(whole, noise):
+    """A file of each format whose header alone is changed, and all that says how long it is put right."""
+    size = int.from_bytes(whole[:8], "little")
+    header = mutant(whole[8 : 8 + size], noise)
+    yield "m.safetensors", safetensors_bytes(header, whole[8 + size :])
+    yield "m.npz", zipped(w=npy_bytes(mutant(b"{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }\n", noise)))
+
+
+@pytest.mark.filterwarnings("ignore")  # of numpy, at headers that look like those of Python 2
+def test_mutants_are_read_or_refused_in_one_line(tmp_path):
+    noise = random.Random(0)
+    for name in ("m.npz", "m.safetensors"):
+        write_tensors(tmp_path / name, {"a.weight": np.arange(6, dtype=np.float32), "n": np.array(7)})
+    valid = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refused = 0
+    for _ in range(250):
+        files_ = [(name, mutant(data, noise)) for name, data in valid.items()]
+        for name, data in [*files_, *header_mutants(valid["m.safetensors"], noise)]:
+            (tmp_path / name).write_bytes(data)
+            try:
+                assert all(isinstance(array, np.ndarray) for array in read_tensors(tmp_path / name).values())
+            except ValueError as error:
+                assert str(error).startswith(str(tmp_path / name)) and "\n" not in str(error)
+                refused += 1
+    assert 500 < refused < 1000
+
+
+def test_a_disk_that_fails_is_not_the_files_fault(tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    write_tensors(tmp_path / "m.npz", tensors())
+    monkeypatch.setattr(files.npy, "read_array", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        read_tensors(tmp_path / "m.npz")
 
 
 def test_npz_is_never_unpickled(tmp_path):
@@ -192,6 +312,41 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, name, unwritable):
         write_tensors(tmp_path / name, unwritable)
     assert read_tensors(tmp_path / name)["a"].tolist() == [0, 0]
     assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("../w", "a/../../w", "/etc/w", "//host/w", "a//w", "./w", "a/./w", ".. /w", ".../w", "..", "a/.."),
+        *("..\\w", "C:\\w", "C:w", "c:/w", "\\\\host\\w", "w\0", "w.npy\0x", "w\nx", "w" * 70_000),
+    ],
+    ids=lambda name: repr(name[:20]),
+)
+def test_no_name_leads_out_of_the_folder_where_an_npz_is_unpacked(tmp_path, name):
+    """Names may be those of a stranger's payload: refused, or harmless and read back as they were."""
+    path = tmp_path / "m.npz"
+    tensors_ = {"w": np.zeros(2), name: np.ones(3)}
+    try:
+        write_tensors(path, tensors_)
+    except ValueError as error:
+        assert str(error).startswith(f"{path}: tensor {name[:80]!r} has a name that no file may have")
+        assert not path.exists() and leftovers(tmp_path) == []
+        write_tensors(tmp_path / "m.safetensors", tensors_)
+        assert read_tensors(tmp_path / "m.safetensors").keys() == tensors_.keys()
+    else:
+        assert name in ("..", "a/..")  # the files are named "...npy"
+        assert read_tensors(path).keys() == tensors_.keys()
+
+
+def test_names_with_folders_unpack_into_them(tmp_path):
+    names = ["encoder/layer.0/w", "kernel:0", "ein Gewicht · 重み", "", "..w", "w..", "a b/c"]
+    write_tensors(tmp_path / "m.npz", {name: np.arange(3) for name in names})
+    assert list(read_tensors(tmp_path / "m.npz")) == names
+    with zipfile.ZipFile(tmp_path / "m.npz") as archive:
+        archive.extractall(tmp_path / "unpacked")
+        assert sorted(archive.namelist()) == sorted(
+            str(file.relative_to(tmp_path / "unpacked")) for file in (tmp_path / "unpacked").rglob("*.npy")
+        )
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path, monkeypatch):

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
+import torch
 from typer.main import get_command
 
 from fedfq.cli import app
-from tests.updates import network
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -16,7 +16,10 @@ def test_its_python_runs_from_top_to_bottom() -> None:
     """With a model, the initial one, and an update."""
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) == 2
-    names = {"model": network(1), "initial": network(2), "update": network(3)}
+    model, initial = (torch.nn.Sequential(torch.nn.Linear(90, 80), torch.nn.BatchNorm1d(80)) for _ in range(2))
+    update = {name: 0.01 * torch.randn(value.shape) for name, value in model.state_dict().items()}
+    update["1.num_batches_tracked"] = torch.tensor(3)
+    names = {"model": model, "initial": initial, "update": update}
     for block in blocks:
         exec(block, names)
 

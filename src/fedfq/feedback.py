@@ -24,7 +24,8 @@ class ErrorFeedback:
     """A client's memory: p = update + e is encoded, and e becomes p - q, with q what the server will decode.
 
     `rollback()` undoes the last encode when its payload was lost or refused: its update is then lost as well, but e is
-    again what the server does not have. The state is plain arrays (`state_dict`), for any file format.
+    again what the server does not have. The state is plain arrays (`state_dict`), for any file format. It is for one
+    thread at a time; an `encode` that is interrupted leaves it as it was.
     """
 
     def __init__(self, codec: Codec) -> None:

@@ -5,14 +5,16 @@ Nothing is ever unpickled, and an output file appears whole or not at all.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 import secrets
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,13 +26,8 @@ Array = np.ndarray[Any, np.dtype[Any]]
 SUFFIXES = (".safetensors", ".npz")
 CHUNK = 1 << 20  # bytes of a file that are read at a time
 
-DAMAGED: tuple[type[Exception], ...] = (
-    *(zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError),
-)
-with suppress(ImportError):  # not every Python has it
-    from lzma import LZMAError
-
-    DAMAGED += (LZMAError,)
+LONGEST_REASON = 300  # characters
+LONGEST_MEMBER = (1 << 16) - 1  # bytes of a name in a zip archive
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
@@ -39,8 +36,27 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
     Raises `OSError` where the file cannot be read and `ValueError` where it is not what its suffix says.
     """
     path = Path(path)
-    with open(path, "rb") as file:
-        return _read_safetensors(file, path) if suffix(path) == ".safetensors" else _read_npz(file, path)
+    read = _read_safetensors if suffix(path) == ".safetensors" else _read_npz
+    with open(path, "rb") as file, _refusing(path):
+        return read(file, path)
+
+
+class _Refusal(ValueError):
+    """What is wrong with a file, in words for the user."""
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """Whatever the readers of damaged files raise is a `ValueError` of one line that names the file."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which an impossible offset is
+            raise
+        reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
+        if not isinstance(error, _Refusal):
+            reason = f"not a readable {suffix(path)} file ({reason})"
+        raise ValueError(f"{path}: {reason}") from error
 
 
 def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Array], *, durable: bool = True) -> None:
@@ -107,20 +123,15 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], Any], durable: bool = T
 
 def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:
     tensors: dict[str, Array] = {}
-    try:
-        with zipfile.ZipFile(file) as archive:
-            for member in archive.namelist():
-                name = member.removesuffix(".npy")
-                if name == member:
-                    raise ValueError(f"{member!r} in it is not an array")
-                if name in tensors:
-                    raise ValueError(f"two tensors are named {name!r}")
-                with archive.open(member) as data:
-                    tensors[name] = _read_npy(data, name)
-    except DAMAGED as error:
-        raise ValueError(f"{path}: not a readable .npz file ({error})") from error
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.namelist():
+            name = member.removesuffix(".npy")
+            if name == member:
+                raise _Refusal(f"{member!r} in it is not an array")
+            if name in tensors:
+                raise _Refusal(f"two tensors are named {name!r}")
+            with archive.open(member) as data:
+                tensors[name] = _read_npy(data, name)
     return tensors
 
 
@@ -129,16 +140,27 @@ def _read_npy(data: Any, name: str) -> Array:
         return npy.read_array(data, allow_pickle=False)
     except ValueError as error:
         if "Object arrays" in str(error):
-            error = ValueError("it holds Python objects, which are never loaded")
+            raise _Refusal(f"tensor {name!r}: it holds Python objects, which are never loaded") from error
         raise ValueError(f"tensor {name!r}: {error}") from error
 
 
 def _write_npz(file: BinaryIO, tensors: Mapping[str, Array], path: Path) -> None:
+    members = {name: _member(name, path) for name in tensors}
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in tensors.items():
-            member = zipfile.ZipInfo(f"{name}.npy")  # dated 1980, so that same tensors make the same file
+            member = zipfile.ZipInfo(members[name])  # dated 1980, so that same tensors make the same file
             with archive.open(member, "w", force_zip64=True) as data:
                 npy.write_array(data, np.asarray(array), allow_pickle=False)
+
+
+def _member(name: str, path: Path) -> str:
+    """The tensor's file in the archive. Names may come from strangers: unpacked, all files must lie in one folder."""
+    member = f"{name}.npy"
+    folders = member.split("/")[:-1]
+    outside = re.match("[A-Za-z]:", member) or any(not folder.strip(". ") for folder in folders)
+    if outside or re.search(r"[\\\x00-\x1f\x7f]", member) or len(member.encode()) > LONGEST_MEMBER:
+        raise ValueError(f"{path}: tensor {name[:80]!r} has a name that no file may have: write .safetensors instead")
+    return member
 
 
 # .safetensors: the length of a JSON header, the header, and the tensors' bytes
@@ -152,32 +174,26 @@ _NUMPY = {
 
 def _read_safetensors(file: BinaryIO, path: Path) -> dict[str, Array]:
     """The library checks the header; the bytes are read here, because it needs PyTorch for bfloat16."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a readable .safetensors file ({error})") from error
-    try:
-        size = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(size), object_pairs_hook=_without_duplicates)
-        header.pop("__metadata__", None)
-        tensors = {}
-        for name, entry in header.items():
-            file.seek(8 + size + entry["data_offsets"][0])
-            tensors[name] = _read_entry(file, name, entry)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    with safe_open(path, framework="np"):
+        pass
+    size = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(size), object_pairs_hook=_without_duplicates)
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        file.seek(8 + size + entry["data_offsets"][0])
+        tensors[name] = _read_entry(file, name, entry)
     return tensors
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two tensors are named {twice!r}")
+    result: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in result:
+            raise _Refusal(f"two tensors are named {name!r}")
+        result[name] = value
     return result
 
 
@@ -191,7 +207,7 @@ def _read_entry(file: BinaryIO, name: str, entry: dict[str, Any]) -> Array:
     elif dtype.startswith("F8_"):
         flat = _float8_values(dtype)[np.fromfile(file, np.uint8, count)]
     else:
-        raise ValueError(f"tensor {name!r} has dtype {dtype}, which cannot be read here")
+        raise _Refusal(f"tensor {name!r} has dtype {dtype}, which cannot be read here")
     return flat.reshape(entry["shape"])
 
 

@@ -114,6 +114,15 @@ def test_ratio_bits_and_bytes_are_one_budget() -> None:
     assert payload == encode(update, max_bytes=700) == encode(update, bits_per_parameter=0.56)
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.int8, np.longdouble])
+def test_numbers_of_numpy_are_pythons(kind: Any) -> None:
+    """Multiplied with a size, those of few bits would overflow or be rounded."""
+    update = {"w": draw("laplace", (300, 100))}
+    assert encode(update, ratio=kind(64)) == encode(update, ratio=64)
+    assert encode(update, bits_per_parameter=kind(1)) == encode(update, bits_per_parameter=1)
+    assert encode(update, max_bytes=2**62) == encode(update, bits_per_parameter=2.0**62)
+
+
 @pytest.mark.parametrize("ratio", [2, 8, 32, 128, 512])
 def test_the_budget_is_used(ratio: float) -> None:
     update = {"w": draw("normal", (200, 500))}
@@ -266,7 +275,13 @@ def test_entries_that_are_not_finite_are_refused_by_name(bad: float, allocator: 
         ({"ratio": float("nan")}, "ratio must be at least 1"),
         ({"ratio": float("inf")}, "ratio must be at least 1 and finite"),
         ({"claimed_ratio": 0.9, "allocator": "exact"}, "claimed_ratio must be at least 1"),
+        ({"ratio": 1e-308}, "ratio must be at least 1 and finite, got 1e-308"),
+        ({"ratio": 10**400}, "ratio must be below 2"),
+        ({"claimed_ratio": 1e-308, "allocator": "exact"}, "claimed_ratio must be at least 1"),
         ({"bits_per_parameter": 0.0}, "bits_per_parameter must be positive"),
+        ({"bits_per_parameter": 1e308}, "bits_per_parameter must be below 2\\^63, got 1e\\+308"),
+        ({"max_bytes": 10**400}, "max_bytes must be below 2\\^63"),
+        ({"step": 10**400}, "step must be below"),
         ({"max_bytes": 0}, "max_bytes must be positive"),
         ({"step": -1e-3}, "step must be positive"),
         ({"step": 1e-60}, "step must be positive and finite as float32"),
@@ -281,7 +296,7 @@ def test_entries_that_are_not_finite_are_refused_by_name(bad: float, allocator: 
         ({"ratio": 2, "threads": 0}, "threads must be a positive integer"),
         ({"ratio": 2, "threads": 1.5}, "threads must be a positive integer"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_undefined_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

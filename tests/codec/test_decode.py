@@ -1,8 +1,11 @@
 """`decode` and `Accumulator`: names, shapes and dtypes as they were, limits before work, and means to the last bit."""
 
+import copy
+import pickle
 import struct
 import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfq import Accumulator, Codec, PayloadError, decode, encode, inspect
+from fedfq import Accumulator, Codec, ErrorFeedback, PayloadError, SharedBasis, decode, encode, inspect
+from fedfq.codec import decode as decoding
 from fedfq.codec.layout import Spec
 from fedfq.codec.payload import ZERO, Section, write
 from tests.updates import Array, assert_identical, draw, network, nmse, scaled
@@ -109,12 +113,101 @@ def test_like_is_a_model_in_any_order_and_its_dtypes_win() -> None:
             assert decoded[name].dtype == like[name].dtype
 
 
-def test_like_may_be_a_module() -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20))
-    payload = encode(module, ratio=4, layout="digest")
-    decoded = decode(payload, like=module)
-    for name, value in module.state_dict().items():
-        assert decoded[name].shape == tuple(value.shape)
+@pytest.mark.parametrize("layout", ["full", "digest"])
+def test_the_order_is_that_of_like(layout: Any) -> None:
+    update = network()
+    payload = encode(update, ratio=20, layout=layout)
+    for names in (list(update), list(reversed(update)), sorted(update), sorted(update, key=len)):
+        like = {name: update[name] for name in names}
+        accumulator = Accumulator(like)
+        accumulator.add(payload)
+        assert list(decode(payload, like=like)) == list(accumulator.mean()) == names
+        assert [tensor.name for tensor in inspect(payload, like=like).tensors] == names
+
+
+# --- Torch -------------------------------------------------------------------------------------------------
+
+
+def module(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20)).to(dtype)
+
+
+def mean_of(payload: bytes, like: Any) -> dict[str, Any]:
+    accumulator = Accumulator(like)
+    accumulator.add(payload, 3.0)
+    return accumulator.mean()
+
+
+def numbers(state: dict[str, Any]) -> dict[str, Array]:
+    return {name: value.double().numpy() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("layout", ["full", "digest"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_module_loads_what_is_decoded_with_it(dtype: torch.dtype, layout: Any) -> None:
+    model, other = module(dtype), module(dtype)
+    for parameter in other.parameters():
+        torch.nn.init.zeros_(parameter)
+    payload = encode(model, ratio=4, layout=layout)
+    for decoded in (decode(payload, like=model), mean_of(payload, model)):
+        assert {name: value.dtype for name, value in decoded.items()} == {
+            name: value.dtype for name, value in model.state_dict().items()
+        }
+        assert not any(value.requires_grad for value in decoded.values())
+        other.load_state_dict(decoded)
+        assert nmse(numbers(model.state_dict()), numbers(other.state_dict())) < 0.05
+
+
+def test_torch_tensors_have_the_numbers_that_numpy_arrays_have() -> None:
+    """As near as their dtypes allow: those of the payload do not count."""
+    update = network()
+    payload = encode(update, ratio=20)
+    like = {name: torch.from_numpy(value) for name, value in update.items()}
+    for name, value in decode(payload, like=like).items():
+        np.testing.assert_array_equal(value.numpy(), decode(payload)[name])
+    half = {name: value.bfloat16() if value.is_floating_point() else value for name, value in like.items()}
+    for name, value in decode(payload, like=half).items():
+        assert value.dtype == half[name].dtype
+        assert torch.equal(value, torch.from_numpy(decode(payload)[name]).to(value.dtype))
+
+
+def test_every_tensor_is_what_that_of_the_model_is() -> None:
+    update = network()
+    like = {**update, "fc.bias": torch.zeros(40, dtype=torch.bfloat16), "bn.weight": torch.zeros(16, device="meta")}
+    payload = encode(update, ratio=20)
+    for decoded in (decode(payload, like=like), mean_of(payload, like)):
+        assert decoded["fc.bias"].dtype == torch.bfloat16
+        assert decoded["bn.weight"].device.type == "cpu"
+        assert all(isinstance(decoded[name], type(value)) for name, value in like.items())
+    assert all(isinstance(value, np.ndarray) for value in decode(payload).values())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_torch_dtypes_never_overflow_to_infinity(dtype: torch.dtype) -> None:
+    largest = np.finfo(np.float32).max
+    payload = encode({"w": np.array([largest, -largest, 1.0], np.float32)}, step=float(largest) * 0.7)
+    for decoded in (decode(payload, like={"w": torch.zeros(3, dtype=dtype)}), mean_of(payload, {"w": torch.zeros(3)})):
+        assert decoded["w"].float().isfinite().all()
+
+
+def test_a_module_is_taken_wherever_a_mapping_is() -> None:
+    model, initial = module(), module()
+    for parameter in initial.parameters():
+        parameter.data += 0.01 * torch.randn_like(parameter)
+    state = dict(model.state_dict())
+    basis = SharedBasis(model, initial)
+    assert basis.digest == SharedBasis(state, initial.state_dict()).digest
+    payload = Codec(ratio=4, layout="digest").encode(model, shared_basis=basis)
+    assert payload == Codec(ratio=4, layout="digest").encode(state, shared_basis=basis)
+    assert inspect(payload, like=model) == inspect(payload, like=state)
+    memory, other = ErrorFeedback(Codec(ratio=4)), ErrorFeedback(Codec(ratio=4))
+    assert memory.encode(model) == other.encode(state)
+    assert all(isinstance(value, np.ndarray) for value in memory.state_dict().values())
+    assert_identical(memory.state_dict(), other.state_dict())
+
+
+# --- Other models ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layout", ["full", "digest"])
@@ -148,10 +241,7 @@ def test_a_digest_needs_like() -> None:
     with pytest.raises(PayloadError, match="pass like=model") as caught:
         decode(payload)
     assert caught.value.reason == "layout"
-    assert_identical(
-        decode(payload, like=network()),
-        dict(sorted(decode(encode(network(), step=_step_of(payload))).items())),
-    )
+    assert_identical(decode(payload, like=network()), decode(encode(network(), step=_step_of(payload))))
 
 
 def _step_of(payload: bytes) -> float:
@@ -205,6 +295,35 @@ def test_by_default_the_limit_is_a_gigabyte() -> None:
     with pytest.raises(PayloadError) as caught:
         decode(payload)
     assert caught.value.reason == "limit"
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.longdouble, np.int64, np.bool_], ids=str)
+@pytest.mark.parametrize("nonzeros", [0, 1])
+def test_what_is_zero_takes_no_more_memory_than_the_limit(dtype: Any, nonzeros: int) -> None:
+    update = {"w": np.zeros((1000, 1000), dtype), "v": np.zeros(1000, dtype)}
+    for value in update.values():
+        value.reshape(-1)[:nonzeros] = 1
+    payload = encode(update, max_bytes=20_000)
+    limit = 1_001_000 * max(4, np.dtype(dtype).itemsize)
+    decode(payload, max_bytes=limit)  # kernels are compiled
+    tracemalloc.start()
+    decoded = decode(payload, max_bytes=limit)
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    room = decoding.PIECE * 2 * np.dtype(dtype).itemsize + (1 << 19)
+    if nonzeros == 0 or np.dtype(dtype).kind == "f":  # integers are carried whole
+        assert peak < limit + room
+    assert size < sum(value.nbytes for value in decoded.values()) + room
+    for name, value in update.items():
+        np.testing.assert_array_equal(decoded[name], value, strict=True)
+
+
+def test_a_limit_is_a_number() -> None:
+    payload = encode(network(), ratio=20)
+    assert_identical(decode(payload, max_bytes=10**400), decode(payload))
+    for limit in (-1, float("nan")):
+        with pytest.raises(ValueError, match="max_bytes must not be negative"):
+            decode(payload, max_bytes=limit)  # type: ignore[arg-type]
 
 
 # --- Accumulator -------------------------------------------------------------------------------------------
@@ -306,7 +425,7 @@ def test_a_refused_payload_leaves_no_trace(threads: int) -> None:
     for bad in (good[:-1], b"", encode({"w": np.ones(3, np.float32)}, max_bytes=100)):
         with pytest.raises(PayloadError):
             accumulator.add(bad)
-    for weight_ in (0.0, -1.0, np.nan, np.inf, 1e39, 1e-60):
+    for weight_ in (0.0, -1.0, np.nan, np.inf, 1e39, 1e-60, 10**400):
         with pytest.raises(ValueError, match="weight must be positive and finite"):
             accumulator.add(good, weight=weight_)
     assert (bits_of(accumulator), accumulator.weight) == (before, weight)
@@ -344,3 +463,52 @@ def test_huge_updates_do_not_make_the_mean_infinite() -> None:
     for _ in range(3):
         total.add(payload, weight=10.0)
     assert all(np.isfinite(array).all() for array in total.mean().values())
+
+
+def test_threads_share_an_accumulator() -> None:
+    """No addition is lost: sums of ones are exact in any order."""
+    update = {"w": np.ones(300_000, np.float32), "n": np.array(1)}
+    payload = encode(update, step=1.0)
+    accumulator = Accumulator(update)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: accumulator.add(payload), range(60)))
+    assert accumulator.weight == 60
+    np.testing.assert_array_equal(accumulator._sums["w"], 60 * decode(payload)["w"])
+    assert accumulator._sums["n"] == 60
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_an_accumulator_has_sums_of_its_own(duplicate: Any) -> None:
+    like = network() | {"fc.bias": torch.zeros(40, dtype=torch.bfloat16)}
+    original = Accumulator(like)
+    original.add(encode(network(1), ratio=20))
+    before = original.mean()
+    other = duplicate(original)
+    other.add(encode(network(2), ratio=20), weight=5.0)
+    other.add(encode(network(3), ratio=20))
+    assert (original.weight, other.weight) == (1.0, 7.0)
+    for name, value in original.mean().items():
+        assert type(value) is type(before[name]) and bool((value == before[name]).all())
+
+
+def test_an_addition_that_is_interrupted_halfway_is_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    payload = encode(network(), ratio=20)
+    accumulator = Accumulator(network())
+    accumulator.add(payload)
+    before = accumulator.mean()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "_parts", interrupt)  # before anything was added
+        with pytest.raises(KeyboardInterrupt):
+            accumulator.add(payload)
+    assert_identical(accumulator.mean(), before)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding, "_scatter_add", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            accumulator.add(payload)
+    for use in (accumulator.mean, lambda: accumulator.add(payload)):
+        with pytest.raises(ValueError, match="an addition was interrupted halfway, so the sums are of no use"):
+            use()

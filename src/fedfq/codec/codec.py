@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from . import payload as pay
-from .decode import decode_parsed, parse
+from .decode import PIECE, decode_parsed, parse
 from .errors import BudgetError
 from .kernels import Array, U, kernel
 from .layout import QUANTIZED, Spec, Tensor, raw_bytes, read
-from .parallel import workers
+from .parallel import Spread, with_workers
 from .plan import Plan
 from .ratio import DEFAULT_RATIO, check_ratio
 from .shared import SharedBasis
@@ -22,16 +22,18 @@ from .waterfill import Waterfill
 from .widths import Widths
 
 KEEP = ("*running_mean", "*running_var")
-PIECE = 1 << 16  # entries that are made float32 at a time, where they are not
+BEYOND = 1 << 63  # no budget or ratio is so large
 
 
 class Codec:
-    """Turns model updates into payloads of a given size. Stateless: one codec serves any number of updates.
+    """Turns model updates into payloads of a given size.
+
+    Stateless: one codec serves any number of updates, also in several threads at a time.
 
     One of these says how large a payload may be (`ratio=256` if none does):
 
-    ratio               raw size / payload size, at least; raw is 4 bytes a floating-point entry, native bytes else;
-                        1 or more
+    ratio               raw size / payload size, at least, from 1 on; raw is 4 bytes a floating-point entry, native
+                        bytes else
     bits_per_parameter  of the payload, per floating-point entry, at most
     max_bytes           of the payload
     step                no budget: this quantisation step, whatever it takes (waterfill only)
@@ -79,15 +81,8 @@ class Codec:
         if len(given) > 1:
             raise ValueError(f"give one of {', '.join(sizes)}; got {', '.join(given)}")
         if not given:
-            given, ratio = ["ratio"], DEFAULT_RATIO
-            sizes["ratio"] = ratio
-        value = sizes[given[0]]
-        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-            raise TypeError(f"{given[0]} must be a number, got {value!r}")
-        if given[0] in ("ratio", "claimed_ratio"):
-            check_ratio(value, given[0])
-        elif not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{given[0]} must be positive and finite, got {value!r}")
+            given, sizes["ratio"] = ["ratio"], DEFAULT_RATIO
+        sizes[given[0]] = _checked_size(given[0], sizes[given[0]])
         _one_of("allocator", allocator, ("waterfill", "exact", "cgsa"))
         _one_of("layout", layout, ("full", "digest"))
         _one_of("gain", gain, (False, True, "norm"))
@@ -104,7 +99,7 @@ class Codec:
             if allocator != "waterfill":
                 raise ValueError(f'step= goes with allocator="waterfill", not with {allocator!r}')
             with np.errstate(over="ignore"):
-                rounded = np.float32(step)
+                rounded = np.float32(sizes["step"])
             if not np.float32(0) < rounded < np.float32(np.inf):
                 raise ValueError(f"step must be positive and finite as float32, got {step!r}")
         if claimed_ratio is not None and allocator == "waterfill":
@@ -113,11 +108,11 @@ class Codec:
             raise TypeError("keep must be a sequence of name patterns, not one string")
         if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
             raise ValueError(f"threads must be a positive integer, got {threads!r}")
-        self.ratio = ratio
-        self.bits_per_parameter = bits_per_parameter
-        self.max_bytes = max_bytes
-        self.step = step
-        self.claimed_ratio = claimed_ratio
+        self.ratio = sizes["ratio"]
+        self.bits_per_parameter = sizes["bits_per_parameter"]
+        self.max_bytes = sizes["max_bytes"]
+        self.step = sizes["step"]
+        self.claimed_ratio = sizes["claimed_ratio"]
         self.allocator = allocator
         self.basis = basis
         self.rounding = rounding
@@ -127,7 +122,7 @@ class Codec:
         self.threads = threads
 
     def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
-        """The payload of `update`, a mapping from names to numpy arrays or torch tensors.
+        """The payload of `update`: a module, or a mapping from names to arrays of numpy, torch or another library.
 
         Same update and seed: same bytes, on the same machine. Random numbers are drawn for factors (as starting points
         of the search for them), for stochastic rounding and for cgsa.
@@ -170,28 +165,30 @@ class Codec:
         if shared_basis is not None:
             self._check(shared_basis, [tensor.spec for tensor in tensors])
             shared_basis = shared_basis if shared_basis.used else None  # the model has not moved yet
+        return with_workers(self.threads, lambda spread: self._encode_with(spread, tensors, seed, shared_basis))
+
+    def _encode_with(self, spread: Spread, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> bytes:
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
-        with workers(self.threads) as spread:
-            peaks = spread(Tensor.peak, quantized)
-            basis = None if shared_basis is None else shared_basis.digest
-            plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=bool(self.gain), basis=basis)
-            budget = self._budget(plan.layout)
-            if budget is not None and budget < plan.minimum:
-                raise BudgetError(budget, plan.minimum)
-            if not any(peaks):
-                return plan.build({})
-            if self.allocator == "waterfill":
-                known = {} if shared_basis is None else shared_basis.used
-                search = Waterfill(quantized, max(peaks), self.rounding, self.basis, seed, spread, known)
-                if budget is None:
-                    assert self.step is not None
-                    return search.at_step(plan, float(np.float32(self.step)))
-                return search.in_budget(plan, budget)
-            widths = Widths(quantized, self.allocator, self.rounding, seed)
+        peaks = spread(Tensor.peak, quantized)
+        basis = None if shared_basis is None else shared_basis.digest
+        plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=bool(self.gain), basis=basis)
+        budget = self._budget(plan.layout)
+        if budget is not None and budget < plan.minimum:
+            raise BudgetError(budget, plan.minimum)
+        if not any(peaks):
+            return plan.build({})
+        if self.allocator == "waterfill":
+            known = {} if shared_basis is None else shared_basis.used
+            search = Waterfill(quantized, max(peaks), self.rounding, self.basis, seed, spread, known)
             if budget is None:
-                assert self.claimed_ratio is not None
-                return widths.with_bits(plan, int(32 * widths.h.size / self.claimed_ratio))
-            return widths.in_budget(plan, budget)
+                assert self.step is not None
+                return search.at_step(plan, float(np.float32(self.step)))
+            return search.in_budget(plan, budget)
+        widths = Widths(quantized, self.allocator, self.rounding, seed)
+        if budget is None:
+            assert self.claimed_ratio is not None
+            return widths.with_bits(plan, int(32 * widths.h.size / self.claimed_ratio))
+        return widths.in_budget(plan, budget)
 
     def _check(self, shared_basis: SharedBasis, layout: Sequence[Spec]) -> None:
         if self.basis != "adaptive":
@@ -205,6 +202,23 @@ class Codec:
         if self.bits_per_parameter is not None:
             return int(self.bits_per_parameter * sum(spec.size for spec in layout if spec.is_float) / 8)
         return None if self.max_bytes is None else int(self.max_bytes)
+
+
+def _checked_size(name: str, value: Any) -> float:
+    """One of the numbers that say how large a payload may be, as Python's: those of numpy overflow when multiplied."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    try:
+        number = float(value)
+    except OverflowError as error:  # an integer of hundreds of digits
+        raise ValueError(f"{name} must be below 2^63") from error
+    if name in ("ratio", "claimed_ratio"):
+        check_ratio(number, name)
+    elif not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    if name != "step" and number >= BEYOND:
+        raise ValueError(f"{name} must be below 2^63, got {value!r}")
+    return int(value) if isinstance(value, (int, np.integer)) else number
 
 
 def _inner_product(a: Array, b: Array) -> float:

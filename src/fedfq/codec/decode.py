@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import payload as pay
+from .arrays import as_torch
 from .basis import Known, Product, unit_columns
 from .errors import PayloadError
 from .kernels import LARGEST, Array, kernel
 from .layout import Spec, specs
-from .parallel import Spread, workers
+from .parallel import Spread, with_workers
 from .quantize import LEVELS
 from .shared import SharedBasis
 from .tile import decode_tile
+
+PIECE = 1 << 16  # entries that are cast at a time
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
 _WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
@@ -53,44 +57,84 @@ def decode(
     shared_basis: SharedBasis | None = None,
     max_bytes: int = pay.DEFAULT_MAX_BYTES,
     threads: int = 1,
-) -> dict[str, Array]:
+) -> dict[str, Any]:
     """The update in a payload: names, shapes and dtypes as they were encoded.
 
     `like` is the model (a mapping or module) that the update belongs to: a payload with other names or shapes is
-    refused before anything is allocated, and dtypes are the model's. It is needed for `layout="digest"`. Without it, an
-    update that takes more than `max_bytes` decoded is refused. dtypes that numpy lacks come back as float32.
+    refused before anything is allocated; order and dtypes are the model's. It is needed for `layout="digest"`. Without
+    it, an update that takes more than `max_bytes` decoded is refused (4 bytes per entry, or what its dtype takes if
+    that is more). Where the model's tensors are torch's, so are the results, on the CPU, with its dtypes: as
+    `model.load_state_dict` takes them. All others are numpy arrays, of float32 where numpy lacks the dtype (bfloat16).
     `shared_basis` is the one that the payload was made with; one that was made without is decoded without.
-    Whatever the bytes are, this returns finite arrays or raises `PayloadError`.
+    Whatever the bytes are, this returns finite numbers or raises `PayloadError`. Any threads may call it side by side.
     """
-    parsed = parse(payload, None if like is None else specs(like), max_bytes)
-    return decode_parsed(parsed, shared_basis, threads)
+    if not max_bytes >= 0:
+        raise ValueError(f"max_bytes must not be negative, got {max_bytes!r}")
+    layout = None if like is None else specs(like)
+    parsed = parse(payload, layout, max_bytes)
+    return _returned(parsed.layout if layout is None else layout, decode_parsed(parsed, shared_basis, threads))
+
+
+def _returned(layout: Sequence[Spec] | None, arrays: Mapping[str, Array]) -> dict[str, Any]:
+    """The tensors in the order of the layout, as those of the model: torch's where its are."""
+    assert layout is not None
+    return {
+        spec.name: arrays[spec.name] if spec.torch_dtype is None else as_torch(arrays[spec.name], spec.torch_dtype)
+        for spec in layout
+    }
 
 
 def decode_parsed(parsed: pay.Payload, shared_basis: SharedBasis | None, threads: int = 1) -> dict[str, Array]:
-    """`decode`, for a payload that was taken apart already."""
-    assert parsed.layout is not None
+    """`decode`, for a payload that was taken apart already: numpy arrays in the payload's order."""
+    layout = parsed.layout
+    assert layout is not None
     known = _known(parsed, shared_basis)
-    with workers(threads) as spread:
-        parts = _parts(parsed, parsed.layout, known, spread)
-        arrays = spread(lambda item: _assembled(*item), zip(parsed.layout, parts))
-    return {spec.name: array for spec, array in zip(parsed.layout, arrays)}
+
+    def assemble(spread: Spread) -> list[Array]:
+        parts = _parts(parsed, layout, known, spread)
+        return spread(lambda item: _assembled(*item), zip(layout, parts))
+
+    arrays = with_workers(threads, assemble)
+    return {spec.name: array for spec, array in zip(layout, arrays)}
 
 
 def _assembled(spec: Spec, parts: list[_Part]) -> Array:
-    """The tensor that its parts make."""
-    flat = np.zeros(spec.size, np.float32 if spec.is_float else spec.dtype)
+    """The tensor that its parts make, in the memory that `payload.decoded_bytes` counts."""
+    if not parts:
+        return np.zeros(spec.shape, spec.dtype)
+    if not spec.is_float:
+        return parts[0].values.reshape(spec.shape)
+    flat = np.zeros(max(1, spec.dtype.itemsize // 4) * spec.size, np.float32)  # room for wider numbers
     for part in parts:
-        if spec.is_float:
-            part.add_to(flat, spec.shape, 1.0)
-        else:
-            flat = part.values
-    return _as_dtype(flat, spec.dtype).reshape(spec.shape)
+        part.add_to(flat[: spec.size], spec.shape, 1.0)
+    return _cast_in_place(flat, spec.size, spec.dtype).reshape(spec.shape)
+
+
+def _cast_in_place(flat: Array, size: int, dtype: np.dtype[Any]) -> Array:
+    """The first `size` numbers of `flat`, float32, as floats of another dtype in the same memory, a piece at a time.
+
+    Wider numbers go from the last to the first, so that none is overwritten before it was read.
+    """
+    if dtype == flat.dtype:
+        return flat
+    result = flat.view(dtype)[:size]
+    starts = range(0, size, PIECE)
+    for start in starts if dtype.itemsize < 4 else reversed(starts):
+        piece = slice(start, min(start + PIECE, size))
+        result[piece] = _as_dtype(flat[piece].copy(), dtype)
+    if dtype.itemsize < 4:
+        del result
+        flat.resize(-(-size * dtype.itemsize // 4), refcheck=False)  # what is no longer needed goes back
+    return flat.view(dtype)[:size]
 
 
 class Accumulator:
     """The weighted mean of any number of payloads in the memory of one model.
 
-    Plain sections touch only their non-zero entries. A payload that is refused leaves no trace.
+    Plain sections touch only their non-zero entries. A payload that is refused leaves no trace. Any number of threads
+    may add to it and ask for the mean: payloads are decoded side by side and added one after the other. (Sums in
+    another order may differ in their last bits.) An addition that was interrupted halfway, by Ctrl-C for instance,
+    leaves sums that are of no use, and is remembered: `add` and `mean` refuse from then on.
     """
 
     def __init__(self, like: Any, *, threads: int = 1) -> None:
@@ -100,41 +144,77 @@ class Accumulator:
         self._sums: dict[str, Array] = {
             spec.name: np.zeros(spec.size, np.float32 if spec.is_float else np.float64) for spec in self.layout
         }
+        self._halfway = False  # some of a payload was added, and not all of it
+        self._lock = Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, also in other processes: they have sums and a lock of their own."""
+        with self._lock:
+            state = self.__dict__ | {"_sums": {name: total.copy() for name, total in self._sums.items()}}
+        del state["_lock"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
 
     def add(
         self, payload: bytes | bytearray | memoryview, weight: float = 1.0, *, shared_basis: SharedBasis | None = None
     ) -> None:
         """Add weight times the payload's update."""
-        with np.errstate(over="ignore"):
-            rounded = np.float32(weight)
-        if not (math.isfinite(rounded) and rounded > 0):
-            raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
-        weight = float(weight)  # of an integer beyond 64 bits as well
+        weight = _checked_weight(weight)
         parsed = parse(payload, self.layout)
-        assert parsed.layout is not None
+        layout = parsed.layout
+        assert layout is not None
         known = _known(parsed, shared_basis)
-        with workers(self.threads) as spread:
-            parts = _parts(parsed, parsed.layout, known, spread)  # all of them, before anything is added
-            sums = [self._sums[spec.name] for spec in parsed.layout]
 
-            def add(item: tuple[Array, Spec, list[_Part]]) -> None:
-                for part in item[2]:
-                    part.add_to(item[0], item[1].shape, weight)
+        def add(item: tuple[Spec, list[_Part]]) -> None:
+            spec, parts = item
+            for part in parts:
+                part.add_to(self._sums[spec.name], spec.shape, weight)
 
-            spread(add, zip(sums, parsed.layout, parts))
-        self.weight += weight
+        def add_all(spread: Spread) -> None:
+            parts = _parts(parsed, layout, known, spread)  # all of them, before anything is added
+            with self._lock:
+                self._refuse_halfway()
+                self._halfway = True
+                spread(add, zip(layout, parts))
+                self.weight += weight
+                self._halfway = False
 
-    def mean(self) -> dict[str, Array]:
-        """The mean so far, in the model's dtypes; integers are rounded."""
-        if self.weight == 0.0:
-            raise ValueError("nothing was added yet")
-        result = {}
-        for spec in self.layout:
-            with np.errstate(over="ignore"):  # a mean of the largest numbers may round up
-                mean = self._sums[spec.name] / self._sums[spec.name].dtype.type(self.weight)
-            np.clip(mean, -LARGEST, LARGEST, out=mean)
-            result[spec.name] = _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
-        return result
+        with_workers(self.threads, add_all)
+
+    def mean(self) -> dict[str, Any]:
+        """The mean so far, in the model's order and dtypes, as `decode` returns them; integers are rounded."""
+        with self._lock:
+            self._refuse_halfway()
+            if self.weight == 0.0:
+                raise ValueError("nothing was added yet")
+            means = {spec.name: _mean(self._sums[spec.name], self.weight, spec) for spec in self.layout}
+        return _returned(self.layout, means)
+
+    def _refuse_halfway(self) -> None:
+        if self._halfway:
+            raise ValueError("an addition was interrupted halfway, so the sums are of no use: begin again")
+
+
+def _checked_weight(weight: float) -> float:
+    """As a float, also of an integer beyond 64 bits."""
+    try:
+        number = float(weight)
+    except OverflowError:
+        number = math.inf
+    with np.errstate(over="ignore"):
+        rounded = np.float32(number)
+    if not (math.isfinite(rounded) and rounded > 0):
+        raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
+    return number
+
+
+def _mean(total: Array, weight: float, spec: Spec) -> Array:
+    with np.errstate(over="ignore"):  # a mean of the largest numbers may round up
+        mean = total / total.dtype.type(weight)
+    np.clip(mean, -LARGEST, LARGEST, out=mean)
+    return _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
 
 
 def parse(

@@ -43,10 +43,15 @@ class Report:
 
 
 def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Report:
-    """Sizes per tensor, bits per parameter, non-zeros, step. A payload whose layout is a digest needs `like=`."""
-    parsed = parse(payload, None if like is None else specs(like), max_bytes=1 << 62)
+    """Sizes per tensor, bits per parameter, non-zeros, step. A payload whose layout is a digest needs `like=`.
+
+    That is the model, a mapping or module; tensors are then in its order.
+    """
+    layout = None if like is None else specs(like)
+    parsed = parse(payload, layout, max_bytes=1 << 62)
     assert parsed.layout is not None
-    tensors = tuple(_tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections))
+    found = {spec.name: _tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections)}
+    tensors = tuple(found[spec.name] for spec in layout or parsed.layout)
     raw = raw_bytes(parsed.layout)
     parameters = sum(spec.size for spec in parsed.layout if spec.is_float)  # as `Codec(bits_per_parameter=)` counts
     return Report(

@@ -10,13 +10,14 @@ import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from .arrays import as_numpy, is_foreign, is_torch
 from .kernels import LANES, Array, U, kernel, large_lanes
 
 TILE_CELLS = 1 << 22
@@ -30,6 +31,7 @@ DTYPES = (
     *("float32", "float64", "float16", np.dtype(np.longdouble).name),
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
+EXTENSIONS = ("bfloat", "float8")  # how the names of other floats begin, which not every reader has
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Spec:
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    torch_dtype: Any = field(default=None, compare=False)  # of a model's tensor that is torch's: so it is returned
 
     @property
     def size(self) -> int:
@@ -113,7 +116,7 @@ class Tensor:
     """A tensor of an update: its spec, and its values tile by tile."""
 
     def __init__(self, name: str, value: Any, keep: tuple[str, ...] = (), dtype: np.dtype[Any] | None = None) -> None:
-        self.array = _as_numpy(name, value)
+        self.array = as_numpy(name, value)
         if self.array.ndim > 2:  # tile by tile, another memory order would cost a copy of all of it each time
             self.array = np.ascontiguousarray(self.array)
         self.spec = Spec(name, self.array.shape, dtype or _decoded_dtype(name, self.array.dtype))
@@ -149,7 +152,7 @@ class Tensor:
 
 
 def read(update: Any, keep: tuple[str, ...] = ()) -> list[Tensor]:
-    """The tensors of a mapping from names to numpy arrays or torch tensors, of pairs, or of a module."""
+    """The tensors of a mapping from names to arrays or torch tensors, of pairs, or of a module."""
     return [Tensor(name, value, keep) for name, value in _named(update)]
 
 
@@ -161,10 +164,14 @@ def specs(model: Any) -> list[Spec]:
 def _spec(name: str, value: Any) -> Spec:
     if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
         return Spec(name, value.shape, _decoded_dtype(name, value.dtype))
-    if _is_torch(value) and str(value.layout) == "torch.strided":
+    if is_torch(value) and str(value.layout) == "torch.strided":
         dtype = str(value.dtype).removeprefix("torch.")
-        if dtype in DTYPES or value.is_floating_point():
-            return Spec(name, tuple(value.shape), np.dtype(dtype if dtype in DTYPES else np.float32))
+        if dtype in DTYPES or dtype.startswith(EXTENSIONS):
+            numbers = np.dtype(dtype if dtype in DTYPES else np.float32)
+            return Spec(name, tuple(value.shape), numbers, value.dtype)
+    if is_foreign(value):
+        with suppress(AttributeError, TypeError):  # not all have a shape and a dtype of numpy
+            return Spec(name, tuple(map(int, value.shape)), _decoded_dtype(name, np.dtype(value.dtype)))
     return Tensor(name, value).spec
 
 
@@ -208,27 +215,10 @@ def _items(update: Any) -> Iterator[tuple[Any, Any]]:
     raise TypeError(f"expected a mapping from names to arrays, got {type(update).__name__}")
 
 
-def _is_torch(value: Any) -> bool:
-    """Without importing it."""
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "detach")
-
-
-def _as_numpy(name: str, value: Any) -> Array:
-    if isinstance(value, (np.ndarray, np.generic)) and not isinstance(value, np.ma.MaskedArray):
-        return np.asarray(value)
-    if _is_torch(value):
-        with suppress(TypeError, RuntimeError):
-            return np.asarray(value.detach().cpu().numpy())
-        with suppress(TypeError, RuntimeError):  # bfloat16 and the like
-            if value.is_floating_point():
-                return np.asarray(value.detach().cpu().float().numpy())
-    raise TypeError(f"tensor {name!r} must be a numpy array or a dense torch tensor, got {type(value).__name__}")
-
-
 def _decoded_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
     if dtype.name in DTYPES:
         return dtype.newbyteorder("=")
-    if dtype.name.startswith(("bfloat", "float8")):  # extension types, which not every reader has
+    if dtype.name.startswith(EXTENSIONS):
         return np.dtype(np.float32)
     raise TypeError(f"tensor {name!r} has dtype {dtype}, which is neither floating point, integer nor boolean")
 

@@ -2,54 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from threadpoolctl import ThreadpoolController
 
 Spread = Callable[[Callable[[Any], Any], Iterable[Any]], list[Any]]
+T = TypeVar("T")
 
 
-@contextmanager
-def workers(threads: int) -> Iterator[Spread]:
-    """A `map` to a list, in the order of the items, over so many threads."""
-    with _single_threaded_products:
+def with_workers(threads: int, work: Callable[[Spread], T]) -> T:
+    """work(spread), where `spread` is a `map` to a list, in the order of the items, over so many threads.
+
+    This is no context manager, because Ctrl-C may come at any time: in `__enter__` or at the beginning of `__exit__`
+    too, and nobody would take the limit of matrix products back then.
+    """
+    ours = object()
+    try:
+        _single_threaded_products.begin(ours)
         if threads == 1:
-            yield lambda function, items: [function(item) for item in items]
-        else:
-            with ThreadPoolExecutor(threads) as pool:
-                yield lambda function, items: list(pool.map(function, items))
+            return work(lambda function, items: [function(item) for item in items])
+        with ThreadPoolExecutor(threads) as pool:
+            return work(lambda function, items: list(pool.map(function, items)))
+    except SystemError as error:
+        if error.__cause__ is None:
+            raise
+        # Ctrl-C while compiled code makes Python objects of its result: numba goes on, and Python then complains
+        raise error.__cause__ from None
+    finally:
+        try:
+            _single_threaded_products.end(ours)
+        except BaseException:  # Ctrl-C just now
+            _single_threaded_products.end(ours)
+            raise
 
 
 class _SingleThreadedProducts:
-    """Keeps numpy's matrix products to one thread while anyone is inside.
+    """Keeps numpy's matrix products to one thread while anyone needs it.
 
     Threads of their own would get in the way of ours, and what they round would depend on how many there are. The
-    setting is one of the whole process: the first to come in makes it, the last to leave takes it back.
+    setting is one of the whole process: the first to come makes it, the last to leave takes it back. Both methods may
+    be interrupted anywhere and called again.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._inside = 0
+        self._users: set[object] = set()
         self._controller: Any = None
-        self._limit: Any = None
+        self._before: Any = None
 
-    def __enter__(self) -> None:
+    def begin(self, user: object) -> None:
         with self._lock:
-            if self._inside == 0:
+            self._users.add(user)
+            if self._before is None:
                 if self._controller is None:
                     self._controller = ThreadpoolController().select(user_api="blas")
-                self._limit = self._controller.limit(limits=1)
-            self._inside += 1
+                self._before = self._controller.limit(limits=None)  # changes nothing, but knows how it was
+                self._take_control()
+                self._controller.limit(limits=1)
 
-    def __exit__(self, *_: object) -> None:
+    def end(self, user: object) -> None:
         with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                self._limit.restore_original_limits()
+            self._users.discard(user)
+            if not self._users and self._before is not None:
+                self._take_control()
+                self._before.restore_original_limits()
+                self._take_control()  # and give it away
+                self._before = None
+
+    def _take_control(self) -> None:
+        """Newer releases of threadpoolctl let one thread set limits of OpenBLAS, the first that did, and ignore others:
+        the last to leave would change nothing. Now the next thread is the first."""
+        for library in self._controller.lib_controllers:
+            if hasattr(library, "clear_controlling_thread"):
+                library.clear_controlling_thread(force=True)
 
 
 _single_threaded_products = _SingleThreadedProducts()

@@ -24,7 +24,7 @@ from . import layout as lay
 from .basis import MAX_DIRECTIONS, Known, energy, fold
 from .kernels import Array, kernel
 from .layout import Spec, Tensor, read
-from .parallel import workers
+from .parallel import with_workers
 from .quantize import stream_key, uniform
 
 ITERATIONS = 2
@@ -38,6 +38,7 @@ class SharedBasis:
 
     Both are mappings or modules as for `encode`; server and clients must hold the same numbers. `digest` names them in
     every payload that is made with the basis. Before the model has moved, the basis is empty and payloads do without.
+    It never changes: threads may share it.
     """
 
     def __init__(self, model: Any, initial: Any, *, threads: int = 1) -> None:
@@ -47,8 +48,9 @@ class SharedBasis:
         if (other := _difference(self.layout, [tensor.spec for tensor in before.values()])) is not None:
             raise ValueError(f"the initial model is another one: {other}")
         floats = sorted((tensor for tensor in tensors if tensor.spec.is_float), key=lambda tensor: tensor.spec.name)
-        with workers(threads) as spread:
-            moves = spread(lambda tensor: _moved(tensor, before[tensor.spec.name]), floats)
+        moves = with_workers(
+            threads, lambda spread: spread(lambda tensor: _moved(tensor, before[tensor.spec.name]), floats)
+        )
         digests = b"".join(digest for digest, _ in moves)
         self.digest = hashlib.sha256(lay.digest(self.layout) + digests).digest()[:8]
         named = [(tensor.spec.name, known) for tensor, (_, known) in zip(floats, moves) if known is not None]

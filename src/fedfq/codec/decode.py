@@ -102,9 +102,14 @@ class Accumulator:
         }
 
     def add(
-        self, payload: bytes | bytearray | memoryview, weight: float = 1.0, *, shared_basis: SharedBasis | None = None
+        self,
+        payload: bytes | bytearray | memoryview,
+        weight: float = 1.0,
+        *,
+        shared_basis: SharedBasis | None = None,
+        scales: Mapping[str, float] | None = None,
     ) -> None:
-        """Add weight times the payload's update."""
+        """Add weight times the payload's update; of tensors that are named in `scales`, so many times of it."""
         with np.errstate(over="ignore"):
             rounded = np.float32(weight)
         if not (math.isfinite(rounded) and rounded > 0):
@@ -118,8 +123,9 @@ class Accumulator:
             sums = [self._sums[spec.name] for spec in parsed.layout]
 
             def add(item: tuple[Array, Spec, list[_Part]]) -> None:
+                scale = 1.0 if scales is None else scales.get(item[1].name, 1.0)
                 for part in item[2]:
-                    part.add_to(item[0], item[1].shape, weight)
+                    part.add_to(item[0], item[1].shape, weight * scale)
 
             spread(add, zip(sums, parsed.layout, parts))
         self.weight += weight

@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import (
 
 import fedfq
 from fedfq.flower import Compressed, fedfq_mod
-from fedfq.flower.order import ORDER, TAG_BYTES
+from fedfq.flower.order import TAG_BYTES
 from tests.flower.local import LocalGrid, app, arrays, change_payloads, number, payload_of, record, travelled
 from tests.updates import Array as NDArray
 from tests.updates import assert_identical, network
@@ -518,8 +518,7 @@ def test_averaging_takes_less_than_two_models_for_any_number_of_replies():
     compressed, model = Compressed(FedAvg()), record(initial)
     for round_ in (1, 2):  # with a shared basis in the second
         reply, _ = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
-        token = grid.sent[0].content[ORDER]["token"]
-        compressed._round.tokens[reply.metadata.src_node_id] = 50 * [token]  # as if it had been asked so often
+        compressed._round.tokens[reply.metadata.src_node_id] *= 50  # as if it had been asked so often
         replies = [travelled(reply) for _ in range(50)]
         tracemalloc.start()
         try:

@@ -101,12 +101,13 @@ def train(message, context):
                    reply_to=message)
 messages = list(strategy.configure_train(1, model, ConfigRecord(), Nodes()))
 context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+tokens = [message.content[ORDER]["token"] for message in messages]
 first = fedfq_mod(64)(messages[0], context, train)
 payload = bytes(unseal(next(iter(first.content["arrays"].values())).data)[0])
 del context
 def replies():
-    for message in messages:
-        sealed = seal(payload, message.content[ORDER]["token"])
+    for message, token in zip(messages, tokens):
+        sealed = seal(payload, token)
         array = Array("uint8", (len(sealed),), "fedfq.v1", sealed)
         records = {"arrays": ArrayRecord({"update": array}), "metrics": first.content["metrics"]}
         yield Message(RecordDict(records), reply_to=message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from .parallel import Spread, workers
 from .quantize import LEVELS
 from .shared import SharedBasis
 from .tile import decode_tile
+
+T = TypeVar("T")
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
 _WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
@@ -74,6 +76,21 @@ def decode_parsed(parsed: pay.Payload, shared_basis: SharedBasis | None, threads
         parts = _parts(parsed, parsed.layout, known, spread)
         arrays = spread(lambda item: _assembled(*item), zip(parsed.layout, parts))
     return {spec.name: array for spec, array in zip(parsed.layout, arrays)}
+
+
+def decode_each(
+    payload: bytes | bytearray | memoryview,
+    look: Callable[[Array], T],
+    *,
+    like: Any,
+    shared_basis: SharedBasis | None = None,
+) -> list[T]:
+    """What `look` says of each tensor of a payload, with one decoded at a time; all of it is checked before."""
+    parsed = parse(payload, specs(like))
+    assert parsed.layout is not None
+    with workers(1) as spread:
+        parts = _parts(parsed, parsed.layout, _known(parsed, shared_basis), spread)
+    return [look(_assembled(spec, own)) for spec, own in zip(parsed.layout, parts)]
 
 
 def _assembled(spec: Spec, parts: list[_Part]) -> Array:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,11 +37,17 @@ class Pair(NamedTuple):
 UNSCALED = Pair(1.0, 1.0)
 
 
-def norms(update: Mapping[str, NDArray]) -> Pair:
-    """The Euclidean norms of an update."""
-    floats = sum(_energy(array) for array in update.values() if array.dtype.kind == "f")
-    integers = sum(_energy(_signed(array)) for array in update.values() if array.dtype.kind in "iu")
-    return Pair(math.sqrt(floats), math.sqrt(integers))
+def energies(array: NDArray) -> Pair:
+    """The sum of squares of a tensor."""
+    if array.dtype.kind == "f":
+        return Pair(_energy(array), 0.0)
+    return Pair(0.0, _energy(_signed(array)) if array.dtype.kind in "iu" else 0.0)
+
+
+def norms(found: Iterable[Pair]) -> Pair:
+    """The Euclidean norms of an update, of its tensors' energies."""
+    floats, integers = zip(Pair(0.0, 0.0), *found)
+    return Pair(math.sqrt(sum(floats)), math.sqrt(sum(integers)))
 
 
 def scale(update: Mapping[str, NDArray], by: Pair) -> None:

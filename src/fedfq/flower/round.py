@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from flwr.app import Array, ArrayRecord
 
-from fedfq.codec.decode import Accumulator, decode
+from fedfq.codec.decode import Accumulator, decode, decode_each
 from fedfq.codec.errors import PayloadError
 from fedfq.codec.shared import SharedBasis
 
@@ -68,14 +68,16 @@ class Round:
         return not any(dtype.kind == "u" or (dtype.kind == "i" and dtype.itemsize < 4) for dtype in dtypes)
 
     def measure(self, answer: Answer) -> None:
-        """Decode a payload and forget it again, but for its norms. After this, nothing can fail."""
-        update = self._with_basis(lambda basis: decode(answer.payload, like=self._wide, shared_basis=basis))
+        """Decode a payload tensor by tensor for its norms. After this, nothing can fail."""
+        answer.norms = self._with_basis(lambda basis: self._norms(answer.payload, basis))
         self._use_token(answer)
-        answer.norms = limits.norms(update)
         if self._max_norm is not None and answer.norms.floats > self._max_norm:
             raise Unusable(
                 "norm", f"an update with norm {answer.norms.floats:.4g}, where {self._max_norm:.4g} is allowed"
             )
+
+    def _norms(self, payload: memoryview, basis: SharedBasis | None) -> Pair:
+        return limits.norms(decode_each(payload, limits.energies, like=self._wide, shared_basis=basis))
 
     def _use_token(self, answer: Answer) -> None:
         tokens = self.tokens.get(answer.node, [])
@@ -83,9 +85,7 @@ class Round:
             if fits(answer.payload, answer.tag, token):
                 tokens.remove(token)
                 return
-        raise Unusable(
-            "replay", "its tag is not of this round and node: the payload was made for another, or twice sent"
-        )
+        raise Unusable("replay", "its tag is not of this round and node: it was made for another one, or sent twice")
 
     def add(self, answer: Answer) -> ArrayRecord:
         """Add a payload to the mean. The strategy gets a record without tensors: `averaged` is what it would make."""
@@ -118,7 +118,10 @@ class Round:
         update = self._with_basis(lambda basis: decode(payload, like=self.base, shared_basis=basis))
         limits.scale(update, scales)
         # The client clipped what it encoded; what is decoded may be a little longer.
-        if self._clipping_norm is not None and (norm := limits.norms(update).floats) > self._clipping_norm:
+        if (
+            self._clipping_norm is not None
+            and (norm := limits.norms(map(limits.energies, update.values())).floats) > self._clipping_norm
+        ):
             limits.scale(update, Pair(self._clipping_norm / norm, 1.0))
         return update
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedfq import Accumulator, Codec, ErrorFeedback, PayloadError, SharedBasis, decode, encode, inspect
 from fedfq.codec import decode as decoding
+from fedfq.codec.decode import decode_each
 from fedfq.codec.layout import Spec
 from fedfq.codec.payload import ZERO, Section, write
 from tests.updates import Array, assert_identical, draw, network, nmse, scaled
@@ -358,6 +359,31 @@ def test_the_mean_is_the_weighted_mean_of_what_is_decoded(
             np.testing.assert_allclose(value, expected, rtol=0, atol=1e-6 * largest)
         else:
             np.testing.assert_array_equal(value, np.rint(expected))
+
+
+def test_a_tensor_that_is_scaled_counts_by_the_whole_weight() -> None:
+    update = {"w": np.full((20, 30), 2.0, np.float32), "b": np.arange(500, dtype=np.float32), "n": np.array([8, 8])}
+    payload = encode(update, ratio=2)
+    decoded = decode(payload)
+    accumulator = Accumulator(like=update)
+    accumulator.add(payload, 3.0, scales={"w": 0.25, "n": 0.0})
+    accumulator.add(payload, 1.0)
+    assert accumulator.weight == 4.0
+    mean = accumulator.mean()
+    np.testing.assert_allclose(mean["w"], decoded["w"] * (3 * 0.25 + 1) / 4, rtol=1e-6)
+    np.testing.assert_allclose(mean["b"], decoded["b"], rtol=1e-6)
+    np.testing.assert_array_equal(mean["n"], [2, 2])
+
+
+def test_decoding_one_tensor_at_a_time_gives_the_same() -> None:
+    payload = encode(network(), ratio=12, layout="digest")
+    each = decode_each(payload, lambda array: array, like=network())
+    together = decode(payload, like=network())
+    assert_identical(dict(zip(together, each)), together)
+    looked: list[Any] = []
+    with pytest.raises(PayloadError, match="checksum"):
+        decode_each(payload[:-1], looked.append, like=network())
+    assert looked == []
 
 
 def test_a_weight_may_be_any_positive_integer() -> None:

@@ -9,6 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.common import serde
 from flwr.serverapp import Grid
 
+from fedfq.flower.arrays import UPDATE, blob
+from fedfq.flower.order import ORDER, seal, unseal
 from tests.updates import Array as NDArray
 from tests.updates import network
 
@@ -18,7 +20,10 @@ RUN = 7
 
 
 class LocalGrid(Grid):
-    """Nodes 1, 2, ... of one app. `tamper(node, reply)` may change what comes back."""
+    """Nodes 1, 2, ... of one app. `tamper(node, reply)` may change what comes back.
+
+    Who tampers with a node's reply knows that node's token, and sees and leaves payloads without the tag.
+    """
 
     def __init__(self, app: ClientApp, nodes: int = 4, node_config: dict[int, dict[str, Any]] | None = None) -> None:
         self.app = app
@@ -35,8 +40,11 @@ class LocalGrid(Grid):
         self.replies = []
         for message in sorted(self.sent, key=lambda message: message.metadata.dst_node_id):
             node = message.metadata.dst_node_id
-            reply = self.app(travelled(message), self.contexts[node])
-            self.replies.append(self.tamper(node, travelled(reply)))
+            reply = travelled(self.app(travelled(message), self.contexts[node]))
+            change_payloads(reply, lambda sealed: bytes(unseal(sealed)[0]))
+            reply = self.tamper(node, reply)
+            change_payloads(reply, lambda payload, sent=message: seal(payload, sent.content[ORDER]["token"]))
+            self.replies.append(reply)
         return [travelled(reply) for reply in self.replies]
 
     def restart(self, node: int) -> None:
@@ -47,6 +55,21 @@ class LocalGrid(Grid):
         raise NotImplementedError
 
     run = create_message = push_messages = pull_messages = set_run  # type: ignore[assignment]
+
+
+def change_payloads(reply: Message, change: Callable[[bytes], bytes]) -> None:
+    """Change what is in a reply's Arrays of payloads."""
+    for record in reply.content.array_records.values() if reply.has_content() else ():
+        for name, array in record.items():
+            if array.stype == UPDATE:
+                record[name] = blob(change(array.data), UPDATE)
+
+
+def payload_of(reply: Message) -> bytes:
+    """The payload in a reply, without its tag."""
+    (array,) = reply.content["arrays"].values()
+    assert array.stype == UPDATE
+    return bytes(unseal(array.data)[0])
 
 
 def context(node: int, node_config: Any = None) -> Context:

@@ -17,8 +17,9 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import run, sample
 from fedfq.files import read_tensors
 from fedfq.flower import Compressed, app
-from fedfq.flower.strategy import Arrivals
-from tests.flower.local import RUN, LocalGrid, record
+from fedfq.flower.order import TAG_BYTES
+from fedfq.flower.replies import Arrivals
+from tests.flower.local import RUN, LocalGrid, payload_of, record
 from tests.network.test_links import heed_signals
 from tests.test_cli import refused
 
@@ -126,7 +127,7 @@ def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path
         inline = {answer.client: answer.payload for answer in clients.train(jobs)}
         model = record(clients.initial)
         grid.send_and_receive(strategy.configure_train(1, model, ConfigRecord(), grid))
-    here = {4 - reply.metadata.src_node_id: reply.content["arrays"]["update"].data for reply in grid.replies}
+    here = {4 - reply.metadata.src_node_id: payload_of(reply) for reply in grid.replies}
     assert here == inline
 
 
@@ -225,8 +226,10 @@ def test_a_run_in_flowers_simulation_is_nearly_the_inline_run(tmp_path: Path) ->
         [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]
         for name in ("run", "inline")
     )
-    same = ("clients", "uplink_bytes", "accuracy", "rejected", "downlink_bytes", "claimed_bits")
+    same = ("clients", "accuracy", "rejected", "downlink_bytes")
     assert {key: here[0][key] for key in same} == {key: there[0][key] for key in same}
+    assert here[0]["uplink_bytes"] == there[0]["uplink_bytes"] + 3 * TAG_BYTES
+    assert here[0]["claimed_bits"] == 8 * here[0]["uplink_bytes"]
     assert [line["loss"] for line in here] == pytest.approx([line["loss"] for line in there], abs=1e-3)
     assert (tmp_path / "run" / "model.safetensors").is_file()
     assert json.loads((tmp_path / "run" / "run.json").read_text())["engine"] == "flower"

@@ -45,7 +45,7 @@ def test_residuals_of_the_accepted_and_the_last_round_are_kept(kind):
 def test_the_initial_model_is_known_by_its_digest(kind):
     memory, name = kind(context(1)), digest(INITIAL)
     assert not memory.has_initial(name) and memory.initial(name) is None
-    memory.keep_initial(name, INITIAL)
+    memory.keep_initial(INITIAL)
     assert memory.has_initial(name) and not memory.has_initial("another")
     assert memory.initial(name).data == INITIAL.data
 
@@ -65,7 +65,7 @@ def test_files_belong_to_a_run_and_a_node(flower_home):
 def test_damaged_files_are_as_good_as_none(flower_home):
     memory, name = OnDisk(context(1)), digest(INITIAL)
     memory.keep_residual(1, RESIDUAL, accepted=0)
-    memory.keep_initial(name, INITIAL)
+    memory.keep_initial(INITIAL)
     for path in (flower_home / "fedfq" / "7").iterdir():
         path.write_bytes(path.read_bytes()[:-5])
     assert memory.residual(1) == {}

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, 
 import fedfq
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower import memory as client_memory
-from tests.flower.local import LocalGrid, app, arrays, drift, record, travelled
+from tests.flower.local import LocalGrid, app, arrays, drift, payload_of, record
 from tests.updates import assert_identical, network
 
 RAW = sum(value.nbytes for value in network(5).values())
@@ -34,11 +34,6 @@ class Server:
         after, self.metrics = self.strategy.aggregate_train(self.number, replies)
         self.model = self.model if after is None else after
         return {reply.metadata.src_node_id: reply for reply in self.grid.replies}
-
-
-def payload_of(reply):
-    (array,) = reply.content["arrays"].values()
-    return array.data
 
 
 def refusal(mods, train=None, **options):
@@ -366,7 +361,5 @@ def test_models_of_any_size_learn_the_same(monkeypatch):
     for largest in (client_memory.LARGEST_STATE, 0):
         monkeypatch.setattr(client_memory, "LARGEST_STATE", largest)
         server = Server(LocalGrid(app([fedfq_mod(64)]), 2))
-        runs.append(
-            [travelled(reply).content["arrays"]["update"].data for _ in range(3) for reply in server.round().values()]
-        )
+        runs.append([payload_of(reply) for _ in range(3) for reply in server.round().values()])
     assert runs[0] == runs[1]

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedfq.flower.order import TAG_BYTES
 from tests.flower.local import LocalGrid
 
 README = Path(__file__).parents[2] / "README.md"
@@ -108,4 +109,5 @@ def test_with_them_the_quickstart_trains_as_before_with_few_bytes(monkeypatch: p
     assert losses["fedfq"][0] == losses["stock"][0]
     assert losses["fedfq"] == pytest.approx(losses["stock"], rel=0.05)
     assert losses["stock"][-1] < 0.8 * losses["stock"][0]
-    assert all(metrics["fedfq"][round_]["fedfq-ratio"] >= 256 for round_ in range(1, 5))
+    raw = 4 * (300 * 400 + 300)
+    assert all(metrics["fedfq"][round_]["fedfq-bytes"] <= 3 * (raw / 256 + TAG_BYTES) for round_ in range(1, 5))

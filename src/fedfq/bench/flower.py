@@ -84,6 +84,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from fedfq.bench.flower_app import made_up, step
 from fedfq.flower.mod import fedfq_mod
+from fedfq.flower.order import ORDER, seal, unseal
 from fedfq.flower.strategy import Compressed
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
@@ -100,12 +101,14 @@ def train(message, context):
                    reply_to=message)
 messages = list(strategy.configure_train(1, model, ConfigRecord(), Nodes()))
 context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+tokens = [message.content[ORDER]["token"] for message in messages]
 first = fedfq_mod(64)(messages[0], context, train)
-payload = next(iter(first.content["arrays"].values())).data
+payload = bytes(unseal(next(iter(first.content["arrays"].values())).data)[0])
 del context
 def replies():
-    for message in messages:
-        array = Array("uint8", (len(payload),), "fedfq.v1", bytes(bytearray(payload)))
+    for message, token in zip(messages, tokens):
+        sealed = seal(payload, token)
+        array = Array("uint8", (len(sealed),), "fedfq.v1", sealed)
         records = {"arrays": ArrayRecord({"update": array}), "metrics": first.content["metrics"]}
         yield Message(RecordDict(records), reply_to=message)
 arrived = list(replies())

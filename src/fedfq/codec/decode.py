@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from .shared import SharedBasis
 from .tile import decode_tile
 
 PIECE = 1 << 16  # entries that are cast at a time
+
+T = TypeVar("T")
 
 # Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
 _WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
@@ -98,6 +100,22 @@ def decode_parsed(parsed: pay.Payload, shared_basis: SharedBasis | None, threads
     return {spec.name: array for spec, array in zip(layout, arrays)}
 
 
+def decode_each(
+    payload: bytes | bytearray | memoryview,
+    look: Callable[[Array], T],
+    *,
+    like: Any,
+    shared_basis: SharedBasis | None = None,
+) -> list[T]:
+    """What `look` says of each tensor of a payload, with one decoded at a time; all of it is checked before."""
+    parsed = parse(payload, specs(like))
+    layout = parsed.layout
+    assert layout is not None
+    known = _known(parsed, shared_basis)
+    parts = with_workers(1, lambda spread: _parts(parsed, layout, known, spread))
+    return [look(_assembled(spec, own)) for spec, own in zip(layout, parts)]
+
+
 def _assembled(spec: Spec, parts: list[_Part]) -> Array:
     """The tensor that its parts make, in the memory that `payload.decoded_bytes` counts."""
     if not parts:
@@ -158,9 +176,14 @@ class Accumulator:
         self.__dict__.update(state, _lock=Lock())
 
     def add(
-        self, payload: bytes | bytearray | memoryview, weight: float = 1.0, *, shared_basis: SharedBasis | None = None
+        self,
+        payload: bytes | bytearray | memoryview,
+        weight: float = 1.0,
+        *,
+        shared_basis: SharedBasis | None = None,
+        scales: Mapping[str, float] | None = None,
     ) -> None:
-        """Add weight times the payload's update."""
+        """Add weight times the payload's update; of tensors that are named in `scales`, so many times of it."""
         weight = _checked_weight(weight)
         parsed = parse(payload, self.layout)
         layout = parsed.layout
@@ -169,8 +192,9 @@ class Accumulator:
 
         def add(item: tuple[Spec, list[_Part]]) -> None:
             spec, parts = item
+            scale = 1.0 if scales is None else scales.get(spec.name, 1.0)
             for part in parts:
-                part.add_to(self._sums[spec.name], spec.shape, weight)
+                part.add_to(self._sums[spec.name], spec.shape, weight * scale)
 
         def add_all(spread: Spread) -> None:
             parts = _parts(parsed, layout, known, spread)  # all of them, before anything is added

@@ -31,7 +31,9 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
 from fedfq.flower.arrays import record, size, tensors, views
 from fedfq.flower.mod import fedfq_mod
-from fedfq.flower.strategy import LARGEST, LONGEST, Arrivals, Compressed
+from fedfq.flower.order import LONGEST_REASON
+from fedfq.flower.replies import LARGEST_WEIGHT, Arrivals
+from fedfq.flower.strategy import Compressed
 from fedfq.tasks.task import Data, Task, evaluate
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
@@ -206,7 +208,7 @@ class Counted(Sampled):
             if (reason := self._refusal(reply)) is None:
                 accepted.append(reply)
             else:
-                dropped.append((reply.metadata.src_node_id, reason[:LONGEST]))
+                dropped.append((reply.metadata.src_node_id, reason[:LONGEST_REASON]))
         nodes = [reply.metadata.src_node_id for reply in accepted]
         self.last = Arrivals(self.config.per_round, uplink, nodes, dropped)
         return super().aggregate_train(server_round, accepted)
@@ -226,7 +228,7 @@ class Counted(Sampled):
             return f"reply: {error}"
         if not finite:
             return "reply: it has numbers that are not finite"
-        if not isinstance(weight, (int, float)) or not 0 < weight < LARGEST:
+        if not isinstance(weight, (int, float)) or not 0 < weight < LARGEST_WEIGHT:
             return f"weight: the number by which it counts must be positive, got {weight!r}"
         return None
 

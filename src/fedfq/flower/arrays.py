@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -27,6 +27,8 @@ UPDATE = "fedfq.v1"  # the serialisation type of an Array that holds a payload
 MODEL = "fedfq.model.v1 (to read it, add fedfq.flower.fedfq_mod() to the mods of the ClientApp)"
 
 ALIGNED = 64
+LONGEST_TABLE = 1 << 22  # bytes: enough for 40,000 tensors
+MOST_DIMENSIONS = 64  # numpy's own limit
 LONGEST_HEADER = 10_100  # of an .npy file: numpy reads 10,000 bytes at most
 
 
@@ -52,6 +54,8 @@ def pack(record: Mapping[str, Array]) -> Array:
     """A model as one Array: the length of a JSON table, the table, and the Arrays' bytes, all from multiples of 64."""
     table = [[name, array.dtype, list(array.shape), array.stype, len(array.data)] for name, array in record.items()]
     header = json.dumps(table).encode()
+    if len(header) > LONGEST_TABLE:
+        raise ValueError(f"a model whose names and shapes take {len(header)} bytes; at most {LONGEST_TABLE} can travel")
     parts = [len(header).to_bytes(8, "little"), header, bytes(-(8 + len(header)) % ALIGNED)]
     for array in record.values():
         parts += array.data, bytes(-len(array.data) % ALIGNED)
@@ -59,23 +63,63 @@ def pack(record: Mapping[str, Array]) -> Array:
 
 
 def unpack(packed: Array) -> dict[str, Array]:
-    """The Arrays that `pack` was given."""
+    """The Arrays that `pack` was given. What `pack` cannot have made is refused, whatever the bytes are."""
     return {
-        name: Array(dtype=dtype, shape=tuple(shape), stype=stype, data=bytes(data))
-        for name, dtype, shape, stype, data in _entries(packed)
+        name: Array(dtype=str(view.dtype), shape=view.shape, stype=SType.NUMPY, data=bytes(data))
+        for name, data, view in _entries(packed)
     }
 
 
-def _entries(packed: Array) -> Iterator[tuple[str, str, list[int], str, memoryview]]:
+def packed_views(packed: Array) -> dict[str, NDArray]:
+    """The tensors of a packed model, in its memory; checked like those of `unpack`."""
+    return {name: view for name, _, view in _entries(packed)}
+
+
+def _entries(packed: Array) -> list[tuple[str, memoryview, NDArray]]:
+    """Names, bytes and views of the tensors in a packed model."""
+    if packed.stype != MODEL:
+        raise ValueError(f"a model packed as {packed.stype!r:.60}: install one version of fedfq on all machines")
     data = memoryview(packed.data)
-    start = 8 + int.from_bytes(data[:8], "little")
-    table = json.loads(bytes(data[8:start]))
+    table, start = _table(data)
+    found = []
     for name, dtype, shape, stype, size in table:
         start += -start % ALIGNED
-        yield name, dtype, shape, stype, data[start : start + size]
+        if size > len(data) - start:
+            raise ValueError(f"a packed model of {len(data)} bytes, in which tensor {name!r:.60} ends behind them")
+        part = data[start : start + size]
+        view = _view(name, dtype, stype, part)
+        if (str(view.dtype), view.shape) != (dtype, tuple(shape)):
+            stated = f"{dtype!r:.30} of shape {tuple(shape)!r:.60}"
+            raise ValueError(f"tensor {name!r:.60} is {view.dtype} of shape {view.shape}, and is said to be {stated}")
+        found.append((name, part, view))
         start += size
     if start + -start % ALIGNED != len(data):
         raise ValueError(f"a packed model of {len(data)} bytes, where {start} were expected")
+    return found
+
+
+def _table(data: memoryview) -> tuple[list[Any], int]:
+    """The table of a packed model, every type in it checked, and where it ends."""
+    length = int.from_bytes(data[:8], "little")
+    if length > min(len(data) - 8, LONGEST_TABLE):
+        raise ValueError(f"a packed model of {len(data)} bytes with a table of {length}")
+    try:
+        table = json.loads(bytes(data[8 : 8 + length]))
+    except (ValueError, RecursionError) as error:
+        raise ValueError("a packed model with a table that cannot be read") from error
+    if not isinstance(table, list) or not all(_is_row(row) for row in table):
+        raise ValueError("a packed model with a table that is not one of tensors")
+    if len({row[0] for row in table}) < len(table):
+        raise ValueError("a packed model with two tensors of one name")
+    return table, 8 + length
+
+
+def _is_row(row: Any) -> bool:
+    if not isinstance(row, list) or [type(value) for value in row] != [str, str, list, str, int]:
+        return False
+    name, _, shape, _, size = row
+    is_text = not any("\ud800" <= character <= "\udfff" for character in name)  # half a character, which JSON may hold
+    return is_text and size >= 0 and len(shape) <= MOST_DIMENSIONS and all(type(side) is int for side in shape)
 
 
 def digest(packed: Array) -> str:
@@ -88,24 +132,22 @@ def views(record: Mapping[str, Array]) -> dict[str, NDArray]:
     return {name: _view(name, array.dtype, array.stype, memoryview(array.data)) for name, array in record.items()}
 
 
-def packed_views(packed: Array) -> dict[str, NDArray]:
-    """The tensors of a packed model, in its memory."""
-    return {name: _view(name, dtype, stype, data) for name, dtype, _, stype, data in _entries(packed)}
-
-
 def _view(name: str, dtype: str, stype: str, data: memoryview) -> NDArray:
     if stype != SType.NUMPY:
-        raise ValueError(f"tensor {name!r} is serialised as {stype!r}, not as {SType.NUMPY!r}")
+        raise ValueError(f"tensor {name!r:.60} is serialised as {stype!r:.60}, not as {SType.NUMPY!r}")
     try:
         shape, fortran, numpy_dtype = _header(start := _start(data))
         if numpy_dtype.kind not in "fiub":
             raise ValueError(_unfit(dtype))
-        if math.prod(shape) == 0:
+        count = math.prod(shape)
+        if min(shape, default=0) < 0 or len(data) != len(start) + count * numpy_dtype.itemsize:
+            raise ValueError(f"{len(data) - len(start)} bytes of {numpy_dtype} are not of shape {shape!r:.60}")
+        if count == 0:
             return np.empty(shape, numpy_dtype)
-        flat = np.frombuffer(data, numpy_dtype, math.prod(shape), offset=len(start))
+        flat = np.frombuffer(data, numpy_dtype, count, offset=len(start))
+        return flat.reshape(shape, order="F" if fortran else "C")
     except ValueError as error:
-        raise ValueError(f"tensor {name!r}: {error}") from error
-    return flat.reshape(shape, order="F" if fortran else "C")
+        raise ValueError(f"tensor {name!r:.60}: {error}") from error
 
 
 def _start(data: memoryview) -> bytes:
@@ -117,14 +159,17 @@ def _start(data: memoryview) -> bytes:
 @lru_cache(1024)  # a model has few different shapes, and numpy takes longer for a header than for most tensors
 def _header(start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     file = BytesIO(start)
-    read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
-    return read(file)
+    try:
+        read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+        return read(file)
+    except Exception as error:  # numpy reads it as Python's own literals, which fail in a dozen ways
+        raise ValueError("its header cannot be read") from error
 
 
 def _unfit(dtype: str) -> str:
     if dtype.startswith(("bfloat", "float8")):
-        return f"{dtype}, which Flower's Array cannot carry: {HOW_TO_SEND_BFLOAT16}"
-    return f"dtype {dtype} is neither floating point, integer nor boolean"
+        return f"{dtype:.30}, which Flower's Array cannot carry: {HOW_TO_SEND_BFLOAT16}"
+    return f"dtype {dtype:.30} is neither floating point, integer nor boolean"
 
 
 HOW_TO_SEND_BFLOAT16 = (

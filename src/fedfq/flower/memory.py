@@ -52,7 +52,8 @@ class Memory(ABC):
         """The packed initial model of that digest."""
 
     @abstractmethod
-    def keep_initial(self, digest: str, packed: Array) -> None: ...
+    def keep_initial(self, packed: Array) -> None:
+        """Remember an initial model under its digest, and forget any other one."""
 
     @abstractmethod
     def residual(self, round_: int) -> dict[str, NDArray]:
@@ -76,9 +77,9 @@ class InState(Memory):
         record = self._state.array_records.get(f"{self.INITIAL}{digest}")
         return None if record is None else record["model"]
 
-    def keep_initial(self, digest: str, packed: Array) -> None:
+    def keep_initial(self, packed: Array) -> None:
         self._forget(self.INITIAL, ())
-        self._state[f"{self.INITIAL}{digest}"] = ArrayRecord({"model": packed})
+        self._state[f"{self.INITIAL}{arrays.digest(packed)}"] = ArrayRecord({"model": packed})
 
     def residual(self, round_: int) -> dict[str, NDArray]:
         return views(self._state.array_records.get(f"{self.RESIDUAL}{round_}", {}))
@@ -94,12 +95,18 @@ class InState(Memory):
 
 
 class OnDisk(Memory):
-    """Files appear whole or not at all. The initial model is one file for all the run's nodes on this machine."""
+    """Files appear whole or not at all. The initial model is one file for all the run's nodes on this machine.
+
+    The server is not to choose a file: names are made of whole numbers and of digests that were found here, and the
+    digest that a message asks for is looked for among them.
+    """
+
+    INITIAL = "initial-"
 
     def __init__(self, context: Context) -> None:
         home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
-        self._folder = home / "fedfq" / str(context.run_id)
-        self._node = context.node_id
+        self._folder = home / "fedfq" / f"{context.run_id:d}"
+        self._node = f"{context.node_id:d}"
 
     def _make_folder(self) -> None:
         """The run's folder. Who makes it clears away those of runs that are over."""
@@ -112,20 +119,25 @@ class OnDisk(Memory):
                     shutil.rmtree(other)
 
     def has_initial(self, digest: str) -> bool:
-        return self._initial(digest).exists()
+        return digest in self._initials()
 
     def initial(self, digest: str) -> Array | None:
-        path = self._initial(digest)
-        packed = blob(path.read_bytes(), MODEL) if path.exists() else None
-        if packed is not None and arrays.digest(packed) != digest:
-            path.unlink()  # damaged: it will be sent again
+        path = self._initials().get(digest)
+        if path is None:
+            return None
+        packed = blob(path.read_bytes(), MODEL)
+        if arrays.digest(packed) != digest:
+            path.unlink(missing_ok=True)  # damaged: it will be sent again
             return None
         return packed
 
-    def keep_initial(self, digest: str, packed: Array) -> None:
-        if not self.has_initial(digest):
-            self._make_folder()
-            write_bytes(self._initial(digest), packed.data)
+    def keep_initial(self, packed: Array) -> None:
+        self._make_folder()
+        digest = arrays.digest(packed)
+        write_bytes(self._folder / f"{self.INITIAL}{digest}", packed.data)
+        for other, path in self._initials().items():
+            if other != digest:
+                path.unlink(missing_ok=True)
 
     def residual(self, round_: int) -> dict[str, NDArray]:
         path = self._residual(round_)
@@ -143,8 +155,9 @@ class OnDisk(Memory):
             if path not in kept:
                 path.unlink(missing_ok=True)
 
-    def _initial(self, digest: str) -> Path:
-        return self._folder / f"initial-{digest}"
+    def _initials(self) -> dict[str, Path]:
+        """By their digests."""
+        return {path.name.removeprefix(self.INITIAL): path for path in self._folder.glob(f"{self.INITIAL}*")}
 
     def _residual(self, round_: int) -> Path:
-        return self._folder / f"{self._node}-{round_}.safetensors"
+        return self._folder / f"{self._node}-{round_:d}.safetensors"

@@ -8,10 +8,11 @@ other types pass untouched.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -21,16 +22,15 @@ from flwr.common.logger import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.codec import Codec
-from fedfq.codec.errors import FedFQError
 from fedfq.codec.layout import raw_bytes, read, specs
 from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.codec.shared import SharedBasis
 from fedfq.feedback import ErrorFeedback
 
-from .arrays import HOW_TO_SEND_BFLOAT16, MODEL, UPDATE, NDArray, blob, difference, packed_views, unpack, views
+from .arrays import HOW_TO_SEND_BFLOAT16, UPDATE, NDArray, blob, difference, digest, packed_views, unpack, views
 from .memory import Memory, memory_of
+from .order import ORDER, Order, Refusal, printable, seal
 
-ORDER = "fedfq.order"  # the ConfigRecord that Compressed sends beside the model
 BYTES, RATIO, NMSE = "fedfq-bytes", "fedfq-ratio", "fedfq-nmse"
 SETTLED = "fedfq-settled"  # 1: the node has the initial model, or does not want it
 
@@ -52,6 +52,8 @@ def fedfq_mod(
     gain            as in `Codec`
     seed            of the random numbers with which factors are sought; it need not differ between clients
 
+    The reply carries the payload and 8 bytes that bind it to the node and the round.
+
     A node may have a budget of its own in its node config, of which the server need not know: `fedfq-ratio`, or
     `fedfq-upload-seconds` together with `fedfq-uplink-mbps`.
 
@@ -65,19 +67,6 @@ def fedfq_mod(
     that the payload leaves out, before the gain.
     """
     return FedFQMod(ratio, basis, error_feedback, gain, seed)
-
-
-class Refusal(FedFQError):
-    """What the server is told instead of an update."""
-
-
-class Order(NamedTuple):
-    """What `Compressed` sends with the model. The digests name the packed models."""
-
-    round: int
-    accepted: int  # the round of this node's last reply that the server took; 0 if there is none
-    model: str
-    initial: str  # "" if there shall be no shared basis
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ class FedFQMod:
         try:
             return self._train(message, context, call_next)
         except Refusal as error:
-            reason = f"fedfq_mod on node {context.node_id}: {error}"
+            reason = printable(f"fedfq_mod on node {context.node_id}: {error}")
             log(ERROR, reason)
             return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
 
@@ -108,7 +97,8 @@ class FedFQMod:
         self._refuse_clipping(message.content)
         order, content, packed = _open(message.content)
         given = dict(_only_record(content)[1])  # the app may take the Arrays out of its record
-        memory = memory_of(context, given)
+        with _refusing():
+            memory = memory_of(context, given)
         self._keep_initial(order, memory, packed)
         message.content = content
         reply = _call(call_next, message, context)
@@ -118,12 +108,13 @@ class FedFQMod:
         basis = self._shared_basis(order, memory, given)
         del given, packed
         payload, nmse = self._encode(codec, update, order, memory, basis)
+        sealed = seal(payload, order.token)
         reply.content = _answer(
             reply.content,
-            payload,
+            sealed,
             {
-                BYTES: len(payload),
-                RATIO: raw_bytes(specs(update)) / len(payload),
+                BYTES: len(sealed),
+                RATIO: raw_bytes(specs(update)) / len(sealed),
                 NMSE: nmse,
                 SETTLED: int(not self._uses_basis(order) or memory.has_initial(order.initial)),
             },
@@ -159,8 +150,8 @@ class FedFQMod:
     def _keep_initial(self, order: Order, memory: Memory, packed: Mapping[str, Array]) -> None:
         """Keep the initial model, if that is what was sent or what was sent beside the model."""
         sent = packed["model"] if order.model == order.initial else packed.get("initial")
-        if self._uses_basis(order) and sent is not None:
-            memory.keep_initial(order.initial, sent)
+        if self._uses_basis(order) and sent is not None and not memory.has_initial(order.initial):
+            memory.keep_initial(sent)
 
     def _shared_basis(self, order: Order, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
         """The basis, or None where there is none (yet): before the model has moved, or if the initial one was lost."""
@@ -172,16 +163,16 @@ class FedFQMod:
         self, codec: Codec, update: dict[str, NDArray], order: Order, memory: Memory, basis: SharedBasis | None
     ) -> tuple[bytes, float]:
         """The payload, and its NMSE; what it leaves out is in the memory then."""
-        try:
+        with _refusing():  # what is not finite, or a budget that is too small
             if not self.error_feedback:
                 payload, sent = codec.encode_and_decode(read(update, codec.keep), self.seed, basis)
                 return payload, _share([update[name] - sent[name] for name in _floats(update)], update, {})
             feedback = ErrorFeedback(codec)
-            before = feedback.residual = memory.residual(order.accepted)
+            # Of another model's tensors nothing is carried on: a server could send new names in every round.
+            before = {name: left for name, left in memory.residual(order.accepted).items() if name in update}
+            feedback.residual = before
             payload = feedback.encode(update, self.seed, shared_basis=basis)
-        except ValueError as error:  # not finite, or a budget that is too small
-            raise Refusal(str(error)) from error
-        memory.keep_residual(order.round, feedback.residual, order.accepted)
+            memory.keep_residual(order.round, feedback.residual, order.accepted)
         return payload, _share(list(feedback.residual.values()), update, before)
 
 
@@ -220,13 +211,29 @@ def _open(content: RecordDict) -> tuple[Order, RecordDict, ArrayRecord]:
             "the message is not from fedfq.flower.Compressed: wrap the server's strategy, as in "
             "strategy = Compressed(FedAvg(...)). (Or fedfq_mod is in the list of mods twice.)"
         )
+    order = Order.read(config)
     key, packed = _only_record(content)
-    if packed["model"].stype != MODEL:
-        raise Refusal(f"a model packed as {packed['model'].stype!r}: install one version of fedfq on all machines")
-    order = Order(*(config[field] for field in Order._fields))  # type: ignore[arg-type]
+    if set(packed) not in ({"model"}, {"model", "initial"}):
+        raise Refusal(f"the server sent {printable(', '.join(packed))!r:.60}, where a model, or two, are due")
+    for name, array in packed.items():
+        expected = getattr(order, name)
+        if digest(array) != expected and not (name == "model" and expected == ""):
+            raise Refusal(f"the server's {name} is not the one of digest {expected!r} that its order names")
+    with _refusing():
+        model = unpack(packed["model"])
+        if "initial" in packed:
+            packed_views(packed["initial"])
     records: dict[str, Any] = {name: record for name, record in content.items() if name != ORDER}
-    records[key] = ArrayRecord(unpack(packed["model"]))
-    return order, RecordDict(records), packed
+    return order, RecordDict({**records, key: ArrayRecord(model)}), packed
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Tell the server of bad values in one line."""
+    try:
+        yield
+    except ValueError as error:
+        raise Refusal(str(error)) from error
 
 
 def _call(call_next: ClientAppCallable, message: Message, context: Context) -> Message:
@@ -253,10 +260,8 @@ def _update(content: RecordDict, given: Mapping[str, Array]) -> dict[str, NDArra
         raise Refusal(f"the app {'returned' if name in returned else 'did not return'} the tensor {name!r}")
     update = {}
     for name, array in given.items():
-        try:
+        with _refusing():
             new, old = (views({name: each})[name] for each in (returned[name], array))
-        except ValueError as error:
-            raise Refusal(str(error)) from error
         if new.shape != old.shape:
             raise Refusal(f"the app returned tensor {name!r} with shape {new.shape}, and was given {old.shape}")
         if new.dtype.kind != old.dtype.kind:
@@ -265,14 +270,14 @@ def _update(content: RecordDict, given: Mapping[str, Array]) -> dict[str, NDArra
     return update
 
 
-def _answer(content: RecordDict, payload: bytes, metrics: dict[str, float]) -> RecordDict:
+def _answer(content: RecordDict, sealed: bytes, metrics: dict[str, float]) -> RecordDict:
     """The app's reply with the payload in place of its model, and the metrics among its own."""
     records: dict[str, Any] = dict(content.items())
     if len(content.metric_records) != 1:
         raise Refusal(f"a reply of training has one MetricRecord; this one has {len(content.metric_records)}")
     key, own = next(iter(content.metric_records.items()))
     records[key] = MetricRecord({**own, **metrics})
-    records[_only_record(content)[0]] = ArrayRecord({"update": blob(payload, UPDATE)})
+    records[_only_record(content)[0]] = ArrayRecord({"update": blob(sealed, UPDATE)})
     return RecordDict(records)
 
 

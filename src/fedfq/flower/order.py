@@ -1,0 +1,93 @@
+"""What the server sends beside the model, and the tag that binds a reply to it.
+
+An order is a message from a stranger: nothing in it is used before it was checked, and nothing of it becomes a name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from fedfq.codec.errors import FedFQError
+
+ORDER = "fedfq.order"  # the ConfigRecord's name
+
+LAST_ROUND = 2**31 - 1
+TOKEN_BYTES = 16
+TAG_BYTES = 8
+LONGEST_REASON = 500  # characters of a reason
+
+DIGEST = re.compile("[0-9a-f]{16}")
+
+
+class Refusal(FedFQError):
+    """What the server is told instead of an update."""
+
+
+class Order(NamedTuple):
+    """What `Compressed` sends with the model. The digests name the packed models."""
+
+    round: int
+    accepted: int  # the round of this node's last reply that the server took; 0 if there is none
+    model: str
+    initial: str  # "" if there shall be no shared basis; `model` is so, too
+    token: bytes  # of this node and round, known to no one else
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Order:
+        """The order in a record that may hold anything."""
+        if set(record) != set(cls._fields):
+            raise Refusal("the server's order is of another version: install one version of fedfq on all machines")
+        order = cls(**record)
+        _check(_is_whole(order.round, 1, LAST_ROUND), "round", order.round)
+        _check(_is_whole(order.accepted, 0, order.round - 1), "accepted", order.accepted)
+        for name in ("model", "initial"):
+            _check(_is_digest(getattr(order, name)), name, getattr(order, name))
+        _check((order.model == "") == (order.initial == ""), "initial", order.initial)
+        _check(isinstance(order.token, bytes) and len(order.token) == TOKEN_BYTES, "token", order.token)
+        return order
+
+
+def _is_whole(value: object, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and (value == "" or DIGEST.fullmatch(value) is not None)
+
+
+def _check(fits: bool, name: str, value: object) -> None:
+    if not fits:
+        raise Refusal(f"the server's order cannot be followed: its {name!r} is {value!r:.60}")
+
+
+def new_token() -> bytes:
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def seal(payload: bytes, token: bytes) -> bytes:
+    """What a reply carries: the payload, and behind it the tag that only the order's receiver can make."""
+    return payload + _tag(payload, token)
+
+
+def unseal(sealed: bytes) -> tuple[memoryview, memoryview]:
+    """The payload and its tag, neither of them checked, in the memory where they are."""
+    view = memoryview(sealed)
+    return view[:-TAG_BYTES], view[-TAG_BYTES:]
+
+
+def fits(payload: memoryview, tag: memoryview, token: bytes) -> bool:
+    return hmac.compare_digest(_tag(payload, token), tag)
+
+
+def _tag(payload: bytes | memoryview, token: bytes) -> bytes:
+    return hashlib.blake2b(payload, digest_size=TAG_BYTES, key=token).digest()
+
+
+def printable(text: str) -> str:
+    """What another machine says, for a log: short, on one line, without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST_REASON])

@@ -1,0 +1,136 @@
+"""A round at the server: the model that was sent, and how updates of it are decoded, measured and added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+
+from fedfq.codec.decode import Accumulator, decode, decode_each
+from fedfq.codec.errors import PayloadError
+from fedfq.codec.shared import SharedBasis
+
+from . import limits
+from .arrays import Decoded, NDArray, as_dtype, moved, packed_views
+from .limits import UNSCALED, Pair
+from .mod import derive
+from .order import fits
+from .replies import Answer, Unusable
+
+T = TypeVar("T")
+
+
+class Total(Accumulator):
+    """The mean of updates of which some are scaled down: they count by their whole weight."""
+
+    def means(self) -> Iterator[tuple[str, NDArray]]:
+        """The mean, tensor by tensor; each sum is forgotten first, so that the two never take two models' memory."""
+        for spec in list(self.layout):
+            self.layout = [spec]
+            mean = self.mean()[spec.name]
+            del self._sums[spec.name]
+            yield spec.name, mean
+
+
+class Round:
+    """What the server knows in a round.
+
+    A payload is decoded twice: by `measure`, to see whether it is sound and how long it is, one at a time; and when it
+    is added or read, once all lengths and with them the scales are known.
+    """
+
+    def __init__(
+        self,
+        base: Mapping[str, NDArray],
+        initial: Array | None,
+        max_norm: float | None,
+        clipping_norm: float | None,
+    ) -> None:
+        self.base = base
+        self.tokens: dict[int, list[bytes]] = {}  # of every node, for as many replies
+        self._initial = initial
+        self._max_norm = max_norm
+        self._clipping_norm = clipping_norm
+        self._basis: SharedBasis | None = None
+        self._total: Total | None = None
+        # What is added up is float32: the norm of a float16 update that was clipped to its range would be too small.
+        self._wide = {
+            name: np.broadcast_to(np.zeros((), np.float32 if old.dtype.kind == "f" else old.dtype), old.shape)
+            for name, old in base.items()
+        }
+
+    @property
+    def can_be_averaged(self) -> bool:
+        """Updates of integers wrap round where they have no sign or few bits: then only the models have a mean."""
+        dtypes = [old.dtype for old in self.base.values()]
+        return not any(dtype.kind == "u" or (dtype.kind == "i" and dtype.itemsize < 4) for dtype in dtypes)
+
+    def measure(self, answer: Answer) -> None:
+        """Decode a payload tensor by tensor for its norms. After this, nothing can fail."""
+        answer.norms = self._with_basis(lambda basis: self._norms(answer.payload, basis))
+        self._use_token(answer)
+        if self._max_norm is not None and answer.norms.floats > self._max_norm:
+            raise Unusable(
+                "norm", f"an update with norm {answer.norms.floats:.4g}, where {self._max_norm:.4g} is allowed"
+            )
+
+    def _norms(self, payload: memoryview, basis: SharedBasis | None) -> Pair:
+        return limits.norms(decode_each(payload, limits.energies, like=self._wide, shared_basis=basis))
+
+    def _use_token(self, answer: Answer) -> None:
+        tokens = self.tokens.get(answer.node, [])
+        for token in tokens:
+            if fits(answer.payload, answer.tag, token):
+                tokens.remove(token)
+                return
+        raise Unusable("replay", "its tag is not of this round and node: it was made for another one, or sent twice")
+
+    def add(self, answer: Answer) -> ArrayRecord:
+        """Add a payload to the mean. The strategy gets a record without tensors: `averaged` is what it would make."""
+        total = self._total = self._total or Total(like=self.base)
+        scales = None if answer.scales == UNSCALED else limits.by_tensor(self.base, answer.scales)
+        self._with_basis(lambda basis: total.add(answer.payload, answer.weight, shared_basis=basis, scales=scales))
+        return ArrayRecord()
+
+    def averaged(self) -> ArrayRecord:
+        """theta + the mean of the updates (Eq. 4)."""
+        assert self._total is not None
+        self._basis = None
+        record = ArrayRecord()
+        for name, mean in self._total.means():
+            record[name] = Array(moved(self.base[name], mean))
+        return record
+
+    def lazily(self, answer: Answer) -> ArrayRecord:
+        """The reply's model, to be decoded when it is read."""
+        return Decoded(self.base, lambda: self._decode(answer.payload, answer.scales)).record()
+
+    def with_dtypes(self, arrays: ArrayRecord) -> ArrayRecord:
+        """What a strategy made of the model, in the model's dtypes. (FedAdam, or a mean of integers, is float64.)"""
+        for name, old in self.base.items():
+            if name in arrays and arrays[name].dtype != str(old.dtype):
+                arrays[name] = Array(as_dtype(arrays[name].numpy(), old.dtype))
+        return arrays
+
+    def _decode(self, payload: memoryview, scales: Pair) -> dict[str, NDArray]:
+        update = self._with_basis(lambda basis: decode(payload, like=self.base, shared_basis=basis))
+        limits.scale(update, scales)
+        # The client clipped what it encoded; what is decoded may be a little longer.
+        if (
+            self._clipping_norm is not None
+            and (norm := limits.norms(map(limits.energies, update.values())).floats) > self._clipping_norm
+        ):
+            limits.scale(update, Pair(self._clipping_norm / norm, 1.0))
+        return update
+
+    def _with_basis(self, use: Callable[[SharedBasis | None], T]) -> T:
+        """`use` the shared basis, which is derived when the first payload needs it."""
+        try:
+            return use(self._basis)
+        except PayloadError as error:
+            if error.reason != "basis" or self._basis is not None or self._initial is None:
+                raise
+        self._basis = derive(self.base, packed_views(self._initial))
+        return use(self._basis)

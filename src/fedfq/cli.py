@@ -375,9 +375,10 @@ def _naming(path: Path, model: Path | None) -> Iterator[None]:
 
 def _announce_compilation() -> None:
     """Say why the first run ever takes its time."""
-    from fedfq.codec import tile
+    from fedfq.codec.encoder import tiles
+    from fedfq.codec.format import coefficients
 
-    if _is_cold(tile._encode) or _is_cold(tile._decode):
+    if _is_cold(tiles._choose_and_list) or _is_cold(coefficients._decode):
         typer.echo("compiling the codec (once; about 15 s) ...", err=True)
 
 

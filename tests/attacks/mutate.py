@@ -17,16 +17,16 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-
-import fedfq
-from fedfq.codec import layout as lay
-from fedfq.codec import payload as pay
-from fedfq.codec import tile as tl
 from fedfq.codec.contexts import MAX_CLASS, SPACINGS
 from fedfq.codec.entropy import rans_encode, rans_undo
 from fedfq.codec.layout import Tile
 from fedfq.codec.payload import Reader, varint
 from fedfq.codec.quantize import nonzero
+
+import fedfq
+from fedfq.codec import layout as lay
+from fedfq.codec import payload as pay
+from fedfq.codec import tile as tl
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Body = bytes | list[bytes]  # of a section: as it is, or its pieces, which are those of `head` and its tiles

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedfq.codec.contexts import PATTERN_CUMULATIVE, SPACINGS
+from fedfq.codec.layout import Tile
+from fedfq.codec.payload import varint
 
 import fedfq
 from fedfq.codec import layout as lay
 from fedfq.codec import payload as pay
 from fedfq.codec import tile as tl
-from fedfq.codec.contexts import PATTERN_CUMULATIVE, SPACINGS
-from fedfq.codec.layout import Tile
-from fedfq.codec.payload import varint
 from tests.attacks.fuzz import fuzz
 from tests.attacks.mutate import (
     BAD_VARINTS,

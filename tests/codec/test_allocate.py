@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
+from fedfq.codec.allocate import WIDTHS, cgsa, exact, objective
+from fedfq.codec.quantize import stream_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfq.codec import allocate
-from fedfq.codec.allocate import WIDTHS, cgsa, exact, objective
-from fedfq.codec.quantize import stream_key
 
 Vector = npt.NDArray[np.float32]
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fedfq.codec.basis import LowRank, Product, fold, max_rank, unit_columns
+from fedfq.codec.quantize import stream_key
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfq import Accumulator, Codec, PayloadError, decode, encode, inspect
 from fedfq.codec import payload as pay
-from fedfq.codec.basis import LowRank, Product, fold, max_rank, unit_columns
-from fedfq.codec.quantize import stream_key
 from fedfq.metrics import nmse
 from tests.updates import draw, raw_size
 

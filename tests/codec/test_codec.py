@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedfq.codec.allocate import cgsa, exact, objective
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfq
 from fedfq import BudgetError, Codec, decode, encode, inspect
-from fedfq.codec.allocate import cgsa, exact, objective
 from tests.updates import DISTRIBUTIONS, Array, assert_identical, draw, network, nmse, raw_size, scaled
 
 ALLOCATORS = ("waterfill", "exact", "cgsa")

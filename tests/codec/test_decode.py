@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fedfq.codec.layout import Spec
+from fedfq.codec.payload import ZERO, Section, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedfq import Accumulator, Codec, PayloadError, decode, encode, inspect
-from fedfq.codec.layout import Spec
-from fedfq.codec.payload import ZERO, Section, write
 from tests.updates import Array, assert_identical, draw, network, nmse, scaled
 
 

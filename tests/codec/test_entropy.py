@@ -5,9 +5,6 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
 from fedfq.codec.entropy import (
     _RECIPROCALS,
     _SHIFTS,
@@ -19,6 +16,8 @@ from fedfq.codec.entropy import (
     rebuild,
     relearn,
 )
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 Operation = tuple[int, int]  # start and frequency, out of TOTAL
 

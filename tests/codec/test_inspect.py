@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from fedfq import PayloadError, decode, encode, inspect
 from fedfq.codec.layout import Spec
 from fedfq.codec.payload import ZERO, Section, write
+
+from fedfq import PayloadError, decode, encode, inspect
 from tests.updates import draw, network, raw_size, scaled
 
 OPTIONS: list[dict[str, Any]] = [

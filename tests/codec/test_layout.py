@@ -7,9 +7,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
 from fedfq.codec.layout import (
     EXACT,
     KEPT,
@@ -24,6 +21,8 @@ from fedfq.codec.layout import (
     specs,
     tiles,
 )
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 
 def values_of(matrix: Matrix) -> npt.NDArray[np.float32]:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
-from fedfq import BudgetError, FedFQError, PayloadError, decode
-from fedfq.codec import payload as pay
 from fedfq.codec.contexts import SHIFTS
 from fedfq.codec.layout import DTYPES, Spec, digest, tiles
 from fedfq.codec.payload import Reader, Section, parse, varint, write
 from fedfq.codec.quantize import nonzero
 from fedfq.codec.tile import encode_tile
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedfq import BudgetError, FedFQError, PayloadError, decode
+from fedfq.codec import payload as pay
 
 SINGLE = np.dtype(np.float32)
 

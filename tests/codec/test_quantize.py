@@ -6,10 +6,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from fedfq.codec import allocate
 from fedfq.codec.layout import Matrix
 from fedfq.codec.quantize import (
     LEVELS,
@@ -28,6 +24,10 @@ from fedfq.codec.quantize import (
     stream_key,
     uniform,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfq.codec import allocate
 
 Vector = npt.NDArray[np.float32]
 Widths = npt.NDArray[np.uint8]

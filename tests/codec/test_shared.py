@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
+from fedfq.codec.shared import directions
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfq import Accumulator, Codec, ErrorFeedback, PayloadError, SharedBasis, decode, encode, inspect
-from fedfq.codec.shared import directions
 from fedfq.metrics import nmse
 
 SHAPES = {"conv": (24, 16, 3, 3), "fc": (60, 200), "bias": (60,)}

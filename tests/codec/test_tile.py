@@ -3,14 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from fedfq.codec.contexts import MAX_CLASS, SHIFTS, SPACINGS
-from fedfq.codec.errors import PayloadError
 from fedfq.codec.layout import Tile
 from fedfq.codec.quantize import MAX_MAGNITUDE, Sparse, nonzero
 from fedfq.codec.tile import Encoded, decode_tile, encode_tile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedfq.codec.errors import PayloadError
 
 Levels = npt.NDArray[np.int32]
 

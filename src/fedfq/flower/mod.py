@@ -22,8 +22,9 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.errors import FedFQError
-from fedfq.codec.layout import raw_bytes, read, specs
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.shared_basis import SharedBasis
+from fedfq.codec.tensors import read, specs
 from fedfq.feedback import ErrorFeedback
 
 from .arrays import HOW_TO_SEND_BFLOAT16, MODEL, UPDATE, NDArray, blob, difference, packed_views, unpack, views

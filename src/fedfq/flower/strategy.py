@@ -26,8 +26,9 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.decode import Accumulator, decode
 from fedfq.codec.errors import FedFQError, PayloadError
-from fedfq.codec.layout import raw_bytes, specs
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.shared_basis import SharedBasis
+from fedfq.codec.tensors import specs
 
 from .arrays import UPDATE, Decoded, NDArray, as_dtype, digest, moved, pack, packed_views, size, views
 from .mod import BYTES, NMSE, ORDER, RATIO, SETTLED, Order, derive

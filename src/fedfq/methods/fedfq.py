@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator, decode
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.shared_basis import SharedBasis
 from fedfq.feedback import ErrorFeedback
 
 from .method import Method, Order, Server, State, Update, Upload

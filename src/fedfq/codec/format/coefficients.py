@@ -1,4 +1,4 @@
-"""One tile: a matrix of integer levels, mostly zero, to a byte stream and back.
+"""The coefficient coder: a matrix of integer levels, mostly zero, to a byte stream and back.
 
 The stream is built so that its length and its cost follow the non-zero levels:
 
@@ -8,12 +8,12 @@ Classes are sent, coded by an adaptive table in the context of the class before.
 
 *Blocks.* The columns, sorted by class, are cut into blocks of 8, and these into groups of 8 blocks. The expected
 |level| in a block is the product of its classes; its logarithm in half octaves is the *context*. A block is coded as
-its number of non-zeros (0-8, one adaptive table a context) and which of the equally many patterns it is. Where
+its number of non-zeros (0-8, one adaptive table per context) and which of the equally many patterns it is. Where
 non-zeros are sparse, the group is coded first, in the same way, as the pattern of its blocks that are not all zero,
 and only those follow. As every context learns how clustered its non-zeros are, neighbours need no contexts of their
 own.
 
-*Levels.* Each non-zero is coded as sign and magnitude (one adaptive table a context): 1 to 8 as such, larger ones as
+*Levels.* Each non-zero is coded as sign and magnitude (one adaptive table per context): 1 to 8 as such, larger ones as
 half an octave and its low bits.
 
 Each row is coded as its blocks, then its levels.
@@ -21,16 +21,17 @@ Each row is coded as its blocks, then its levels.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-from .contexts import (
+from fedfq.types import Array
+
+from ..errors import PayloadError
+from ..kernels import FLOAT32_MAX, Int, U, kernel
+from .entropy import INCREMENT, LOWER_BOUND, TOTAL, rans_open, rans_undo, relearn
+from .probability import (
     CHOICES,
-    CONTEXT_OFFSET,
     CONTEXTS,
     CONTEXTS_PER_SHIFT,
-    EXCESS_ROWS,
     FIRST_PATTERN,
     GROUP,
     MAGNITUDE_COUNTS,
@@ -48,44 +49,15 @@ from .contexts import (
     SPARSE_BELOW,
     block_contexts,
     bounded,
-    choose_classes,
-    class_range,
     class_tables,
     magnitude_symbol,
     pattern_at,
     pattern_operation,
     sorted_columns,
 )
-from .entropy import INCREMENT, LOWER_BOUND, TOTAL, rans_encode, rans_open, rans_undo, relearn
-from .errors import PayloadError
-from .kernels import LARGEST, Array, Int, U, kernel
-from .layout import Tile
-from .quantize import Sparse
+from .tiles import CodedTile, Tile
 
 NO_SHIFTS = np.zeros(SHIFTS, np.float32)
-
-
-class Header(NamedTuple):
-    """What stands before the stream of a tile."""
-
-    base: int  # the context of a block whose row and column are of class 1
-    nonzeros: int
-    row_spacing: int
-    row_first: int  # smallest class in use
-    row_last: int
-    column_spacing: int
-    column_first: int
-    column_last: int
-
-
-class Encoded(NamedTuple):
-    """A coded tile, and how far its entries lie above their levels, by group of contexts (see `SHIFTS`)."""
-
-    header: Header
-    stream: bytes
-    class_bits: float  # of the stream, what the classes take
-    excess_sums: Array
-    excess_counts: Array
 
 
 @kernel
@@ -109,42 +81,21 @@ def _emit_classes(classes: Array, first: Int, last: Int, operations: Array, n: I
 
 
 @kernel
-def _encode(
+def list_operations(
     row_starts: Array,
     columns: Array,
     levels: Array,
-    excess: Array,
     width: Int,
-    by_size: bool,
-    excess_sums: Array,
-    excess_counts: Array,
-) -> tuple[Array, float, tuple[Int, Int, Int, Int, Int, Int, Int, Int]]:
-    height = row_starts.size - 1
-    nonzeros = row_starts[height]
-    row_sums = np.zeros(height, np.int64)
-    column_sums = np.zeros(width, np.int64)
-    total = 0
-    for i in range(height):
-        row_sum: Int = 0
-        for t in range(row_starts[i], row_starts[i + 1]):
-            size: Int = abs(np.int64(levels[U(t)])) if by_size else 1
-            row_sum += size
-            column_sums[U(columns[U(t)])] += size
-        row_sums[i] = row_sum
-        total += row_sum
-    row_spacing, row_classes = choose_classes(row_sums, total)
-    column_spacing, column_classes = choose_classes(column_sums, total)
-    # log2 of the expected |level| of a cell whose row and column have class 1
-    reference = np.log2(float(total))
-    if row_spacing == 0:
-        reference -= np.log2(total / height)
-    if column_spacing == 0:
-        reference -= np.log2(total / width)
-    base = CONTEXT_OFFSET - int(np.floor(2 * reference + 0.5))
-    base = max(-128, min(127, base))
+    header: tuple[Int, Int, Int, Int, Int, Int, Int, Int],
+    row_classes: Array,
+    column_classes: Array,
+) -> tuple[Array, float]:
+    """What `rans_encode` codes of a tile with this header (a `TileHeader`), and about how many bits its classes take.
 
-    row_first, row_last = class_range(row_classes)
-    column_first, column_last = class_range(column_classes)
+    Levels are given row by row: those of row i, and their columns, from row_starts[i] to row_starts[i + 1].
+    """
+    base, nonzeros, row_spacing, row_first, row_last, column_spacing, column_first, column_last = header
+    height = row_starts.size - 1
     order = sorted_columns(column_classes)
     kept = order.size
     blocks = (kept + 7) // 8
@@ -165,7 +116,6 @@ def _encode(
     due, pause = np.zeros(3 * CONTEXTS, np.int64), np.zeros(3 * CONTEXTS, np.int64)
     size_counts, size_cumulative = MAGNITUDE_COUNTS.copy(), MAGNITUDE_CUMULATIVE.copy()
     size_due, size_pause = np.zeros(CONTEXTS, np.int64), np.zeros(CONTEXTS, np.int64)
-    sampled = max(1, height // EXCESS_ROWS)
     group_masks = np.zeros(groups, np.uint8)
     masks = np.zeros(blocks, np.uint8)
     row_levels = np.empty(8 * blocks, np.int32)
@@ -180,12 +130,6 @@ def _encode(
             masks[U(p >> 3)] |= np.uint8(1 << (p & 7))
             row_levels[U(p)] = levels[U(t)]
         row_context = base + row_spacing * (np.int64(row_classes[i]) - 1)
-        if i % sampled == 0:
-            for t in range(row_starts[i], row_starts[i + 1]):
-                context = bounded(row_context + column_context[position[columns[t]] >> 3])
-                group = context // CONTEXTS_PER_SHIFT if abs(levels[t]) == 1 else SHIFTS - 1
-                excess_sums[group] += excess[t]
-                excess_counts[group] += 1
         found = 0
         for g in range(groups):
             table = bounded(row_context + column_context[min(8 * g + 3, blocks - 1)])
@@ -242,28 +186,7 @@ def _encode(
             size_due[U(context)] -= 1
             if size_due[U(context)] < 0:
                 relearn(size_counts, MAGNITUDE_FLOORS, size_cumulative, size_due, size_pause, context, SIGN_TOTAL)
-    header = (
-        base,
-        nonzeros,
-        row_spacing,
-        row_first,
-        row_last,
-        column_spacing,
-        column_first,
-        column_last,
-    )
-    return operations[:n], bits, header
-
-
-def encode_tile(sparse: Sparse, width: int, *, by_size: bool) -> Encoded:
-    """Code the non-zero levels of a matrix with `width` columns; there must be one.
-
-    `by_size=False` when a level's number says nothing of its magnitude (the widths of Eq. 23), so that classes are
-    made from counts.
-    """
-    excess_sums, excess_counts = np.zeros(SHIFTS), np.zeros(SHIFTS, np.int64)
-    operations, class_bits, header = _encode(*sparse, width, by_size, excess_sums, excess_counts)
-    return Encoded(Header(*header), rans_encode(operations), class_bits, excess_sums, excess_counts)
+    return operations[:n], bits
 
 
 @kernel
@@ -409,25 +332,23 @@ def _decode(
             if size_due[U(context)] < 0:
                 relearn(size_counts, MAGNITUDE_FLOORS, size_cumulative, size_due, size_pause, context, SIGN_TOTAL)
             group = context // CONTEXTS_PER_SHIFT if v == 0 else SHIFTS - 1
-            value = min((v + 1 + shifts[group]) * step, LARGEST)
+            value = min((v + 1 + shifts[group]) * step, FLOAT32_MAX)
             values[U(t)] = value * (1 - 2 * sign)
     return n == nonzeros and x == 1 and at == words.size
 
 
-def decode_tile(
-    header: Header, stream: bytes | memoryview, tile: Tile, step: float = 1.0, shifts: Array = NO_SHIFTS
-) -> tuple[Array, Array]:
-    """The inverse of `encode_tile`: positions in the tensor and values of the non-zeros.
+def decode_tile(coded: CodedTile, tile: Tile, step: float = 1.0, shifts: Array = NO_SHIFTS) -> tuple[Array, Array]:
+    """The positions in the tensor and the values of a tile's non-zeros.
 
     A level l becomes sign(l) (|l| + shift) step, but no more than float32 holds; by default, l itself.
     The caller has checked the header's ranges, and that it names no more non-zeros than there are cells: what is
     allocated and done here is bounded by the tile's size.
     """
-    state, words = rans_open(stream)
-    indices = np.empty(header.nonzeros, np.int64)
-    values = np.empty(header.nonzeros, np.float32)
+    state, words = rans_open(coded.stream)
+    indices = np.empty(coded.header.nonzeros, np.int64)
+    values = np.empty(coded.header.nonzeros, np.float32)
     if not _decode(
-        *(tuple(header), tile.height, tile.width, state, words),
+        *(tuple(coded.header), tile.height, tile.width, state, words),
         *(tile.start, tile.stride, step, shifts.astype(np.float64), indices, values),
     ):
         raise PayloadError("malformed", "a coefficient stream is damaged")

@@ -1,4 +1,4 @@
-"""What the coder and the decoder of a tile share: scale classes, contexts, patterns, and the tables' initial counts.
+"""The probability model of a tile: scale classes, contexts, patterns, and the initial counts of the tables.
 
 Everything here that a stream depends on is integer arithmetic, or IEEE double precision with products, quotients and
 square roots only: the same on every machine.
@@ -11,8 +11,10 @@ from math import comb, sqrt
 
 import numpy as np
 
+from fedfq.types import Array
+
+from ..kernels import Int, U, kernel
 from .entropy import INCREMENT, TOTAL, rebuild
-from .kernels import Array, Int, U, kernel
 
 CONTEXTS = 60
 CONTEXT_OFFSET = 22  # context of an expected |level| of 1; context 0 is 2^-11 and below
@@ -25,8 +27,6 @@ PRIOR_SYMBOLS = 2  # the priors below weigh as much as this many symbols
 
 CONTEXTS_PER_SHIFT = 4
 SHIFTS = CONTEXTS // CONTEXTS_PER_SHIFT + 1  # reconstruction points: |level| = 1 by context, and all larger levels
-
-EXCESS_ROWS = 64  # rows that the excess of entries over their levels is taken from, at least
 
 SPACINGS = (0, 1, 2, 4)  # half octaves; 0: no classes on this side
 
@@ -111,56 +111,6 @@ CHOICES = np.array([[comb(w, k) for k in range(9)] for w in range(9)], np.int64)
 _RECIPROCAL = -(-(1 << 32) // np.maximum(CHOICES, 1))
 # A narrower last block expects less: half octaves of width / 8.
 _NARROWER = np.array([0, -6, -4, -3, -2, -1, -1, 0, 0], np.int64)
-
-
-@kernel
-def _axis_gain(sums: Array, total: float, classes: Array, spacing: Int) -> float:
-    """Bits that classes of this spacing save in the positions, less what they cost to send."""
-    size = sums.size
-    members = np.zeros(MAX_CLASS + 1)
-    mass = np.zeros(MAX_CLASS + 1)
-    for i in range(size):
-        k = 0
-        if sums[i] > 0:
-            k = 1 + int(np.floor(2 * np.log2(sums[i]) / spacing + 0.5))
-        classes[i] = k
-        members[k] += 1
-        mass[k] += sums[i]
-    gain = 0.0
-    for k in range(MAX_CLASS + 1):
-        if members[k] > 0:
-            gain += members[k] * np.log2(members[k] / size) * 0.8 - 4.0  # order-1 coding takes about 0.8 of order 0
-            if mass[k] > 0:
-                gain += mass[k] * np.log2(mass[k] / members[k] * size / total)
-    return gain
-
-
-@kernel
-def choose_classes(sums: Array, total: Int) -> tuple[Int, Array]:
-    """The spacing (0: none) that saves most, and the classes."""
-    best_gain = 16.0
-    best_spacing = 0
-    best = np.ones(sums.size, np.uint8)
-    if sums.size > 1:
-        for spacing in (1, 2, 4):
-            classes = np.empty(sums.size, np.uint8)
-            gain = _axis_gain(sums, float(total), classes, spacing)
-            if gain > best_gain:
-                best_gain = gain
-                best_spacing = spacing
-                best = classes
-    return best_spacing, best
-
-
-@kernel
-def class_range(classes: Array) -> tuple[Int, Int]:
-    first: Int = MAX_CLASS
-    last: Int = 1
-    for k in classes:
-        if k > 0:
-            first = min(first, np.int64(k))
-            last = max(last, np.int64(k))
-    return first, last
 
 
 @kernel

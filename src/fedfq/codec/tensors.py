@@ -1,66 +1,26 @@
-"""Named tensors as flat float32 and its two-dimensional views.
+"""The user's tensors by name: numpy arrays and torch tensors as float32, tile by tile.
 
-Everything the codec knows of an update's structure is here: names, shapes, dtypes, which tensors are quantised, kept
-as float16 or carried exactly, and how a tensor is cut into the tiles that are coded independently.
+Which of them are quantised, kept as float16 or carried exactly is decided here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from .kernels import LANES, Array, U, kernel, large_lanes
+from fedfq.types import Array
 
-TILE_CELLS = 1 << 22
-TILE_SIDE = 1 << 11  # a matrix that is too large is cut into tiles near this square
-FLAT_WIDTH = 256  # a long vector is seen as rows of so many entries, with a scale each
+from .format.layout import DTYPES, Spec
+from .format.tiles import Tile, cut_into_tiles
+from .kernels import LANES, U, kernel, large_lanes
 
 QUANTIZED, KEPT, EXACT = "quantized", "kept", "exact"
-
-# The code of a dtype in a payload is its place in this list. (A long double has another name on every platform.)
-DTYPES = (
-    *("float32", "float64", "float16", np.dtype(np.longdouble).name),
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-)
-
-
-@dataclass(frozen=True)
-class Spec:
-    """One tensor's entry in a layout. `dtype` is that of the decoded tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype.kind == "f"
-
-    @property
-    def raw_bytes(self) -> int:
-        """What the tensor takes uncompressed: 4 bytes a floating-point entry, native bytes otherwise."""
-        return self.size * (4 if self.is_float else self.dtype.itemsize)
-
-
-class Tile(NamedTuple):
-    """A rectangle of a tensor's two-dimensional view: rows of `width` entries, `stride` apart, from `start` on."""
-
-    start: int
-    stride: int
-    height: int
-    width: int
 
 
 class Matrix(NamedTuple):
@@ -79,36 +39,6 @@ class Matrix(NamedTuple):
         return Matrix(np.ascontiguousarray(view).reshape(-1), 0, view.shape[1], *view.shape)
 
 
-def tiles(shape: tuple[int, ...]) -> list[Tile]:
-    """The tiles of a tensor, row by row of the view (first dimension) x (all others).
-
-    A vector of up to 1,024 entries is one row. A longer one becomes rows of 256 and a rest, as do matrices with
-    fewer than four rows or columns.
-    """
-    size = math.prod(shape)
-    if size == 0:
-        return []
-    height, width = (shape[0], size // shape[0]) if len(shape) > 1 else (1, size)
-    if min(height, width) < 4:
-        height, width = (size // FLAT_WIDTH, FLAT_WIDTH) if size > 4 * FLAT_WIDTH else (1, size)
-    result = [
-        Tile(top * width + left, width, bottom - top, right - left)
-        for top, bottom in _cuts(height, width)
-        for left, right in _cuts(width, height)
-    ]
-    rest = size - height * width
-    if rest:
-        result.append(Tile(height * width, rest, 1, rest))
-    return result
-
-
-def _cuts(side: int, other: int) -> list[tuple[int, int]]:
-    if side * other <= TILE_CELLS:
-        return [(0, side)]
-    pieces = -(-side // max(TILE_SIDE, TILE_CELLS // other))
-    return [(k * side // pieces, (k + 1) * side // pieces) for k in range(pieces)]
-
-
 class Tensor:
     """A tensor of an update: its spec, and its values tile by tile."""
 
@@ -120,7 +50,7 @@ class Tensor:
         self.kind = EXACT
         if self.spec.is_float:
             self.kind = KEPT if any(fnmatchcase(name, pattern) for pattern in keep) else QUANTIZED
-        self.tiles = tiles(self.array.shape)
+        self.tiles = cut_into_tiles(self.array.shape)
 
     def matrix(self, tile: Tile) -> Matrix:
         """A tile's values as float32: a view, or a copy of this tile where dtype or memory order ask for one."""
@@ -177,23 +107,6 @@ def _named(update: Any) -> Iterator[tuple[str, Any]]:
             raise ValueError(f"two tensors are named {name!r}")
         seen.add(name)
         yield name, value
-
-
-def raw_bytes(layout: Iterable[Spec]) -> int:
-    """The update's size uncompressed, which ratios refer to."""
-    return sum(spec.raw_bytes for spec in layout)
-
-
-def digest(layout: Iterable[Spec]) -> bytes:
-    """Eight bytes that stand for names and shapes, whatever their order and dtypes."""
-    hashed = hashlib.blake2b(digest_size=8)
-    for spec in by_name(layout):
-        hashed.update(repr((spec.name, spec.shape)).encode())
-    return hashed.digest()
-
-
-def by_name(layout: Iterable[Spec]) -> list[Spec]:
-    return sorted(layout, key=lambda spec: spec.name)
 
 
 def _items(update: Any) -> Iterator[tuple[Any, Any]]:

@@ -5,7 +5,7 @@ symbol: it is rebuilt when its context has seen a quarter more symbols than at t
 to nothing per symbol and needs no side information.
 
 rANS undoes symbols in the reverse order of coding them. The encoder therefore walks the data forwards, as the
-decoder will, writes down one *operation* (start, frequency) a symbol, and then codes the operations backwards.
+decoder will, writes down one *operation* (start, frequency) per symbol, and then codes the operations backwards.
 
 The coder's state starts at 1 rather than at its lower bound, and what is written of it in the end is just as many
 bytes as it needs. So a stream has no fixed overhead, which matters for a bias vector of ten entries, and a decoder
@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .kernels import Array, Int, U, high_product, kernel
+from fedfq.types import Array
+
+from ..kernels import Int, U, high_product, kernel
 
 TOTAL_BITS = 16
 TOTAL = 1 << TOTAL_BITS

@@ -5,18 +5,15 @@ sum_j h_j^2 4^-b_j is least while sum_j b_j <= B.
 """
 
 import math
-from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from .kernels import kernel
-from .quantize import check_widths, stream_key, uniform
+from ..format.random_numbers import stream_key, uniform
+from ..kernels import kernel
+from .width_levels import check_widths
 
 WIDTHS = (0, 2, 4, 8)
-
-Outcome = TypeVar("Outcome")
 
 _WIDTHS = np.array(WIDTHS, dtype=np.uint8)
 _ERROR = 0.25 ** np.arange(9)  # 4^-b, indexed by the width b
@@ -49,7 +46,7 @@ def exact(h: npt.NDArray[np.float32], budget_bits: int) -> npt.NDArray[np.uint8]
     units = budget_bits // 2
     if units >= 4 * np.count_nonzero(h):
         return np.where(h != 0, np.uint8(8), np.uint8(0))
-    gain, spare = _first_gain_left_out(h, units)
+    gain, spare = _find_first_gain_left_out(h, units)
     widths = np.empty(h.size, dtype=np.uint8)
     spare = _take_gains(h, gain, spare, widths)
     if spare:
@@ -92,8 +89,8 @@ def cgsa(
     _check(h, budget_bits)
     if budget_bits > 8 * h.size:
         raise ValueError(f"{budget_bits} bits are more than 8 for each of {h.size} entries")
-    by_rank = _by_rank(h.view(np.uint32))
-    ranked = _start(h.size, budget_bits)
+    by_rank = _sort_by_magnitude(h.view(np.uint32))
+    ranked = _assign_first_widths(h.size, budget_bits)
     _anneal(
         h[by_rank],
         ranked,
@@ -115,7 +112,7 @@ def _check(h: npt.NDArray[np.float32], budget_bits: int) -> None:
         raise ValueError(f"budget_bits must not be negative, got {budget_bits}")
 
 
-def _start(size: int, budget_bits: int) -> npt.NDArray[np.uint8]:
+def _assign_first_widths(size: int, budget_bits: int) -> npt.NDArray[np.uint8]:
     """Algorithm 1's initial widths, by rank (largest magnitude first)."""
     ranked = np.zeros(size, dtype=np.uint8)
     spare = budget_bits // 2
@@ -127,7 +124,7 @@ def _start(size: int, budget_bits: int) -> npt.NDArray[np.uint8]:
 
 
 @kernel
-def _by_rank(patterns: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+def _sort_by_magnitude(patterns: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """Indices from the largest magnitude to the least, of equal ones the lower first; line 1 of Algorithm 1.
 
     Magnitudes order as the 31 bits of their float32 patterns do. These are flipped, the index is put behind them, and
@@ -201,7 +198,7 @@ def _anneal(
 
 
 @kernel
-def _first_gain_left_out(h: npt.NDArray[np.float32], units: int) -> tuple[float, int]:
+def _find_first_gain_left_out(h: npt.NDArray[np.float32], units: int) -> tuple[float, int]:
     """The gain per unit at which the greedy order runs out, and the units then left for raises of that gain.
 
     The raises with a greater gain cost at most `units`; together with those of equal gain they cost more.
@@ -276,48 +273,3 @@ def _spend_last_unit(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) 
         widths[weakest] -= 2
     elif cheap >= 0:
         widths[cheap] = _NEXT[widths[cheap]]
-
-
-def find_step(
-    size: Callable[[float], tuple[float, Outcome]],
-    budget: int,
-    low: float,
-    high: float,
-    guess: float,
-    slope: float,
-    tolerance: float,
-    trials: int,
-) -> tuple[float, float, Outcome | None]:
-    """The step in [low, high] whose size fills the budget to within `tolerance`, by few evaluations.
-
-    Over a step's logarithm the logarithm of the size falls almost linearly, from `slope` on: this is the secant method,
-    kept inside what is known to be too fine and too coarse. `size` returns the bytes at a step and whatever the caller
-    wants to have of the best one. Returns the best step that fits (`high` if none was met, which then must), the slope
-    there, and its outcome.
-    """
-    target = math.log(max(budget, 1) * (1.0 - tolerance / 2))
-    fine = coarse = last = None  # (log step, log size): too large, fitting, and of the trial before
-    outcome: Outcome | None = None
-    x = math.log(min(max(guess, low), high))
-    for _ in range(trials):
-        step = min(max(float(np.float32(math.exp(x))), low), high)
-        bytes_, result = size(step)
-        here = (math.log(step), math.log(max(bytes_, 1.0)))
-        if bytes_ > budget:
-            fine = here if fine is None else max(fine, here)
-        elif coarse is None or here < coarse:
-            coarse, outcome = here, result
-        if bytes_ <= budget and (bytes_ >= budget * (1.0 - tolerance) or step <= low):
-            break
-        if last is not None and last[0] != here[0]:
-            slope = min((here[1] - last[1]) / (here[0] - last[0]), -0.1)
-        last = here
-        x = here[0] + (target - here[1]) / slope
-        if fine is not None and coarse is not None:  # keep well inside of what is known
-            margin = 0.05 * (coarse[0] - fine[0])
-            x = min(max(x, fine[0] + margin), coarse[0] - margin)
-        else:
-            x = min(max(x, here[0] - 3.0), here[0] + 3.0)
-        if bytes_ > budget and step >= high:
-            break
-    return (math.exp(coarse[0]) if coarse else high), slope, outcome

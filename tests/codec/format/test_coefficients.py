@@ -1,28 +1,31 @@
-"""Tiles: any sparse matrix of integers comes back, in about the bytes that theory asks for."""
+"""Coefficients: any sparse matrix of integers comes back, in about the bytes that theory asks for."""
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fedfq.codec.contexts import MAX_CLASS, SHIFTS, SPACINGS
-from fedfq.codec.layout import Tile
-from fedfq.codec.quantize import MAX_MAGNITUDE, Sparse, nonzero
-from fedfq.codec.tile import Encoded, decode_tile, encode_tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedfq.codec.encoder.quantize import MAX_MAGNITUDE, nonzero
+from fedfq.codec.encoder.tiles import encode_tile
 from fedfq.codec.errors import PayloadError
+from fedfq.codec.format.coefficients import decode_tile
+from fedfq.codec.format.probability import MAX_CLASS, SHIFTS, SPACINGS
+from fedfq.codec.format.tiles import CodedTile, Tile
 
 Levels = npt.NDArray[np.int32]
 
 
-def encode(levels: Levels, by_size: bool = True) -> Encoded:
-    return encode_tile(nonzero(levels), levels.shape[1], by_size=by_size)
+def encode(levels: Levels, by_size: bool = True) -> CodedTile:
+    encoded = encode_tile(nonzero(levels), levels.shape[1], by_size=by_size)
+    assert encoded is not None
+    return encoded.coded
 
 
-def decode(encoded: Encoded, shape: tuple[int, int]) -> Levels:
+def decode(encoded: CodedTile, shape: tuple[int, int]) -> Levels:
     """The levels of a tile in the midst of a larger tensor."""
     start, stride = 7, shape[1] + 5
-    indices, values = decode_tile(encoded.header, encoded.stream, Tile(start, stride, *shape))
+    indices, values = decode_tile(encoded, Tile(start, stride, *shape))
     assert indices.size == np.unique(indices).size == encoded.header.nonzeros
     flat = np.zeros(start + stride * shape[0], np.int32)
     flat[indices] = values
@@ -38,7 +41,7 @@ def assert_round_trip(levels: Levels) -> None:
         assert_header_fits_the_format(encoded)
 
 
-def assert_header_fits_the_format(encoded: Encoded) -> None:
+def assert_header_fits_the_format(encoded: CodedTile) -> None:
     header = encoded.header
     assert -128 <= header.base <= 127
     assert header.row_spacing in SPACINGS and header.column_spacing in SPACINGS
@@ -157,24 +160,15 @@ def test_operations_follow_the_non_zeros() -> None:
     assert sizes[1] - sizes[0] < np.log2(100) + 1
 
 
-def test_excess_is_summed_by_group_of_contexts() -> None:
-    levels = np.array([[1, -1, 0, 2, 1, 0, 0, -3]] * 8, np.int32)
-    row_starts, columns, values, _ = nonzero(levels)
-    excess = np.where(np.abs(values) == 1, 0.25, -0.125).astype(np.float32)
-    encoded = encode_tile(Sparse(row_starts, columns, values, excess), 8, by_size=True)
-    assert encoded.excess_counts[:-1].sum() == 24 and encoded.excess_counts[-1] == 16
-    assert encoded.excess_sums[:-1].sum() == 24 * 0.25 and encoded.excess_sums[-1] == 16 * -0.125
-
-
 def test_decoding_with_a_step_and_shifts() -> None:
     """The shift of a 1 depends on its context, larger levels share one: as the encoder summed the excess."""
     levels = np.array([[1, -1, 0, 2, 1, 0, 0, -3]] * 8, np.int32)
     encoded = encode(levels)
     shifts = np.full(SHIFTS, 0.25, np.float32)
     shifts[-1] = -0.125
-    _, values = decode_tile(encoded.header, encoded.stream, Tile(0, 8, 8, 8), 0.5, shifts)
+    _, values = decode_tile(encoded, Tile(0, 8, 8, 8), 0.5, shifts)
     np.testing.assert_array_equal(values[:5], [0.625, -0.625, 0.9375, 0.625, -1.4375])
-    largest = decode_tile(encoded.header, encoded.stream, Tile(0, 8, 8, 8), 3e38, shifts)[1]
+    largest = decode_tile(encoded, Tile(0, 8, 8, 8), 3e38, shifts)[1]
     assert np.isfinite(largest).all()
 
 

@@ -5,7 +5,10 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fedfq.codec.entropy import (
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedfq.codec.format.entropy import (
     _RECIPROCALS,
     _SHIFTS,
     LOWER_BOUND,
@@ -16,8 +19,6 @@ from fedfq.codec.entropy import (
     rebuild,
     relearn,
 )
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 Operation = tuple[int, int]  # start and frequency, out of TOTAL
 

@@ -1,74 +1,25 @@
-"""The format: what is written is read back, and every way to be wrong has its reason. (tests/attacks has many more.)"""
+"""Payloads: what is written is read back, and every way to be wrong has its reason. (tests/attacks has many more.)"""
 
-import pickle
 import struct
 import zlib
-from collections.abc import Callable
 
 import numpy as np
 import pytest
-from fedfq.codec.contexts import SHIFTS
-from fedfq.codec.layout import DTYPES, Spec, digest, tiles
-from fedfq.codec.payload import Reader, Section, parse, varint, write
-from fedfq.codec.quantize import nonzero
-from fedfq.codec.tile import encode_tile
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfq import BudgetError, FedFQError, PayloadError, decode
-from fedfq.codec import payload as pay
+from fedfq import PayloadError, decode
+from fedfq.codec.encoder.quantize import nonzero
+from fedfq.codec.encoder.tiles import encode_tile
+from fedfq.codec.format.container import parse
+from fedfq.codec.format.layout import DTYPES, Spec, digest
+from fedfq.codec.format.probability import SHIFTS
+from fedfq.codec.format.reader import varint
+from fedfq.codec.format.sections import FLOAT16, FLOAT32, INTEGER, INTEGER_DEFLATED, PLAIN, WIDTHS, ZERO
+from fedfq.codec.format.tiles import CodedTile
+from tests.payloads import write
 
 SINGLE = np.dtype(np.float32)
-
-
-# --- Numbers -----------------------------------------------------------------------------------------------
-
-
-@given(st.integers(0, 2**63 - 1))
-@example(0)
-@example(127)
-@example(128)
-@example(2**63 - 1)
-def test_varint_round_trip(value: int) -> None:
-    written = varint(value)
-    assert len(written) == max(1, -(-value.bit_length() // 7))
-    reader = Reader(written + b"\xff")
-    assert (reader.varint(), reader.left()) == (value, 1)
-
-
-def test_varint_examples() -> None:
-    assert varint(0) == b"\x00"
-    assert varint(300) == b"\xac\x02"
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (b"", "truncated"),
-        (b"\x80", "truncated"),
-        (b"\x80\x00", "malformed"),  # 0, a byte too long
-        (b"\xff\x80\x00", "malformed"),
-        (b"\xff" * 9, "malformed"),  # more than 63 bits
-        (b"\xff" * 20, "malformed"),
-        (b"\x80" * 9 + b"\x01", "malformed"),
-    ],
-)
-def test_numbers_that_no_encoder_writes(data: bytes, reason: str) -> None:
-    with pytest.raises(PayloadError) as caught:
-        Reader(data).varint()
-    assert caught.value.reason == reason
-
-
-def test_a_reader_stays_inside() -> None:
-    reader = Reader(b"abc")
-    assert bytes(reader.take(2)) == b"ab"
-    with pytest.raises(PayloadError, match="2 bytes expected, 1 left"):
-        reader.take(2)
-    with pytest.raises(PayloadError, match="truncated|expected"):
-        reader.take(2**62)
-    assert reader.byte() == ord("c")
-    with pytest.raises(PayloadError):
-        reader.byte()
 
 
 # --- Write and parse ---------------------------------------------------------------------------------------
@@ -91,10 +42,10 @@ def test_parse_undoes_write(layout: list[Spec], data: st.DataObject, as_digest: 
     shifts = np.array(data.draw(st.lists(st.integers(-128, 127), min_size=SHIFTS, max_size=SHIFTS)), np.int8)
     sections = []
     for spec in layout:
-        kinds = [pay.ZERO, pay.HALF, pay.SINGLE, pay.WIDTHS] if spec.is_float else list(pay.INTEGER_KINDS)
-        kinds += [pay.PLAIN] if spec.is_float and step is not None else []
+        kinds = [ZERO, FLOAT16, FLOAT32, WIDTHS] if spec.is_float else [ZERO, INTEGER, INTEGER_DEFLATED]
+        kinds += [PLAIN] if spec.is_float and step is not None else []
         kind = data.draw(st.sampled_from(kinds))
-        sections.append(Section(kind) if kind == pay.ZERO else Section(kind, data.draw(bodies)))
+        sections.append((kind, b"" if kind == ZERO else data.draw(bodies)))
     written = write(layout, sections, as_digest=as_digest, step=step, shifts=shifts)
     like = layout if as_digest else None
     parsed = parse(written, like, max_bytes=2**62)
@@ -105,62 +56,21 @@ def test_parse_undoes_write(layout: list[Spec], data: st.DataObject, as_digest: 
     np.testing.assert_array_equal(parsed.shifts, shifts / 256 if step is not None else np.zeros(SHIFTS))
     position = {spec.name: k for k, spec in enumerate(layout)}
     for spec, section in zip(order, parsed.sections, strict=True):
-        assert (section.kind, bytes(section.body)) == (
-            sections[position[spec.name]].kind,
-            bytes(sections[position[spec.name]].body),
-        )
+        assert (section.kind, bytes(section.body)) == sections[position[spec.name]]
 
 
 def test_shifts_at_the_ends_are_not_written() -> None:
     layout, shifts = [Spec("w", (3,), SINGLE)], np.zeros(SHIFTS, np.int8)
-    bare = len(write(layout, [Section(pay.ZERO)], as_digest=False, step=1.0, shifts=shifts))
+    bare = len(write(layout, [(ZERO, b"")], as_digest=False, step=1.0, shifts=shifts))
     shifts[[5, 7]] = -3
-    assert len(write(layout, [Section(pay.ZERO)], as_digest=False, step=1.0, shifts=shifts)) == bare + 3
+    assert len(write(layout, [(ZERO, b"")], as_digest=False, step=1.0, shifts=shifts)) == bare + 3
 
 
 def test_a_digest_is_shorter_than_names() -> None:
     layout = [Spec(f"block.{k}.attention.weight", (64, 64), SINGLE) for k in range(100)]
-    sections = [Section(pay.ZERO)] * 100
+    sections = [(ZERO, b"")] * 100
     assert len(write(layout, sections, as_digest=True)) == 8 + 8 + 100
     assert len(write(layout, sections, as_digest=False)) > 8 + 8 + 100 + 200
-
-
-def test_what_the_format_cannot_hold_is_not_written() -> None:
-    for spec in (Spec("n" * 4097, (3,), SINGLE), Spec("é" * 2049, (3,), SINGLE), Spec("w", (1,) * 33, SINGLE)):
-        with pytest.raises(ValueError, match="does not fit the format"):
-            write([spec], [Section(pay.ZERO)], as_digest=False)
-    for spec in (Spec("n" * 4096, (3,), SINGLE), Spec("w", (1,) * 32, SINGLE)):
-        assert parse(write([spec], [Section(pay.ZERO)], as_digest=False), None).layout == [spec]
-
-
-@given(st.sampled_from(DTYPES[4:]), st.integers(1, 40), st.integers(0, 64), st.integers(0, 2**32 - 1))
-@settings(max_examples=200)
-def test_integers_round_trip_in_the_narrowest_dtype(name: str, size: int, bits: int, seed: int) -> None:
-    dtype = np.dtype(name)
-    rng = np.random.default_rng(seed)
-    if dtype.kind == "b":
-        values = rng.random(size) < 0.5
-    else:
-        info = np.iinfo(dtype)
-        bound = min(2**bits, int(info.max))
-        values = rng.integers(max(-bound, int(info.min)), bound, size, dtype, endpoint=True)
-    section = pay.write_integers(values)
-    if not values.any():
-        assert section.kind == pay.ZERO
-        return
-    np.testing.assert_array_equal(pay.read_integers(section, Spec("n", (size,), dtype)), values)
-    assert len(section.body) <= 1 + values.nbytes
-    if dtype.kind != "b" and np.abs(values.astype(object)).max() < 100:
-        assert len(section.body) <= 1 + size
-
-
-def test_integers_at_the_ends_of_their_dtype() -> None:
-    for name in DTYPES[5:]:
-        info = np.iinfo(name)
-        values = np.array([info.min, info.max, 0, 1], name)
-        for arranged in (values, values.astype(np.dtype(name).newbyteorder(">")), np.repeat(values, 2)[::2]):
-            section = pay.write_integers(arranged)
-            np.testing.assert_array_equal(pay.read_integers(section, Spec("n", (4,), np.dtype(name))), values)
 
 
 # --- Refusals ----------------------------------------------------------------------------------------------
@@ -188,8 +98,16 @@ def section(kind: int, body: bytes) -> bytes:
 
 FLOATS, INTEGERS = table(entry()), table(entry(dtype=8))
 STEP = struct.pack("<fB", 0.5, 0x10)
-LEVELS = encode_tile(nonzero(np.array([[1, 0, -2]])), 3, by_size=True)
-TILE = pay.write_tiles([LEVELS])
+
+
+def coded(levels: list[int], by_size: bool = True) -> CodedTile:
+    encoded = encode_tile(nonzero(np.array([levels])), len(levels), by_size=by_size)
+    assert encoded is not None
+    return encoded.coded
+
+
+LEVELS = coded([1, 0, -2])
+TILE = LEVELS.to_bytes()
 THREE = bytes(12)  # three scales, or three float32
 
 VALID = {
@@ -210,7 +128,7 @@ def test_every_kind_of_section_written_by_hand(name: str) -> None:
 
 
 def tile_with(**changes: int) -> bytes:
-    return pay.write_tiles([LEVELS._replace(header=LEVELS.header._replace(**changes))])
+    return LEVELS._replace(header=LEVELS.header._replace(**changes)).to_bytes()
 
 
 def header_bytes(spacings: int = 0, base: int = 0, nonzeros: int = 1, *ranges: int) -> bytes:
@@ -221,7 +139,7 @@ def plain(body: bytes) -> bytes:
     return sealed(FLOATS + STEP + section(1, body), 2)
 
 
-# One example for every refusal in payload.py, by reason
+# One example for every refusal of a payload, by reason
 REFUSALS: dict[str, dict[str, bytes]] = {
     "truncated": {
         "nothing": b"",
@@ -298,10 +216,7 @@ REFUSALS: dict[str, dict[str, bytes]] = {
         "another number of non-zeros": plain(tile_with(nonzeros=1)),
         "a negative scale": sealed(FLOATS + section(2, struct.pack("<fff", -1, 0, 0) + TILE)),
         "an infinite scale": sealed(FLOATS + section(2, struct.pack("<fff", np.inf, 0, 0) + TILE)),
-        "a level that no width has": sealed(
-            FLOATS
-            + section(2, THREE + pay.write_tiles([encode_tile(nonzero(np.array([[0, 0, 139]])), 3, by_size=False)]))
-        ),
+        "a level that no width has": sealed(FLOATS + section(2, THREE + coded([0, 0, 139], by_size=False).to_bytes())),
         "too few float16": sealed(FLOATS + section(3, bytes(4))),
         "too many float32": sealed(FLOATS + section(4, bytes(16))),
         "a float16 that is infinite": sealed(FLOATS + section(3, np.array([1, np.inf, 1], "<f2").tobytes())),
@@ -322,65 +237,3 @@ def test_every_refusal_has_its_reason(reason: str, name: str) -> None:
     with pytest.raises(PayloadError) as caught:
         decode(REFUSALS[reason][name])
     assert caught.value.reason == reason, str(caught.value)
-
-
-MODEL = {"a": np.zeros((3, 4), np.float32), "b": np.zeros(5, np.int64)}
-DIFFERENT: dict[str, Callable[[], list[Spec]]] = {
-    "another name": lambda: [Spec("c", (3, 4), SINGLE), Spec("b", (5,), SINGLE)],
-    "another shape": lambda: [Spec("a", (4, 3), SINGLE), Spec("b", (5,), SINGLE)],
-    "a tensor less": lambda: [Spec("a", (3, 4), SINGLE)],
-    "a tensor more": lambda: [Spec("a", (3, 4), SINGLE), Spec("b", (5,), SINGLE), Spec("c", (), SINGLE)],
-    "something huge": lambda: [Spec("a", (3, 4), SINGLE), Spec("b", (2**50,), SINGLE)],
-    "nothing": lambda: [],
-}
-
-
-@pytest.mark.parametrize("as_digest", [False, True])
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_another_layout_than_the_models_is_refused(name: str, as_digest: bool) -> None:
-    layout = DIFFERENT[name]()
-    payload = write(layout, [Section(pay.ZERO)] * len(layout), as_digest=as_digest)
-    with pytest.raises(PayloadError) as caught:
-        decode(payload, like=MODEL)
-    assert caught.value.reason == "layout"
-
-
-def test_too_many_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = [Spec(f"w{k}", (3,), SINGLE) for k in range(11)]
-    payload = write(layout, [Section(pay.ZERO)] * 11, as_digest=False)
-    monkeypatch.setattr(pay, "MAX_TENSORS", 10)
-    with pytest.raises(PayloadError, match="more than 10 tensors"):
-        decode(payload)
-    with pytest.raises(ValueError, match='use layout="digest"'):
-        write(layout, [Section(pay.ZERO)] * 11, as_digest=False)
-
-
-def test_headers_of_tiles_round_trip() -> None:
-    """Through `write_tiles` and `read_tiles`, all-zero tiles left out."""
-    rng = np.random.default_rng(0)
-    shape = (3000, 3000)
-    layout = tiles(shape)
-    encoded = []
-    for k in range(len(layout)):
-        levels = rng.integers(-1, 2, (30, 40)) * (np.arange(30)[:, None] < 8 * k)
-        encoded.append(encode_tile(nonzero(levels), 40, by_size=True) if levels.any() else None)
-    coded = pay.read_tiles(pay.write_tiles(encoded), shape)
-    assert [part.tile for part in coded] == layout[1:]
-    for part, expected in zip(coded, encoded[1:], strict=True):
-        assert expected is not None
-        assert (part.header, bytes(part.stream)) == (expected.header, expected.stream)
-    assert coded[0].header.row_spacing and coded[0].header.row_first >= 1
-
-
-# --- Errors ------------------------------------------------------------------------------------------------
-
-
-def test_errors_can_be_told_apart_and_pickled() -> None:
-    """They come back from worker processes as they were."""
-    payload_error = pickle.loads(pickle.dumps(PayloadError("limit", "too large")))
-    assert (payload_error.reason, str(payload_error)) == ("limit", "too large")
-    budget_error = pickle.loads(pickle.dumps(BudgetError(10, 60)))
-    assert (budget_error.budget, budget_error.minimum) == (10, 60)
-    assert "10 bytes is too small" in str(budget_error) and "at least 60 bytes" in str(budget_error)
-    for kind in (PayloadError, BudgetError):
-        assert issubclass(kind, FedFQError) and issubclass(kind, ValueError)

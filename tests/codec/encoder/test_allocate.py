@@ -5,12 +5,12 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pytest
-from fedfq.codec.allocate import WIDTHS, cgsa, exact, objective
-from fedfq.codec.quantize import stream_key
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedfq.codec import allocate
+from fedfq.codec.encoder import allocate
+from fedfq.codec.encoder.allocate import WIDTHS, cgsa, exact, objective
+from fedfq.codec.format.random_numbers import stream_key
 
 Vector = npt.NDArray[np.float32]
 
@@ -146,7 +146,7 @@ def test_ranks_are_those_of_a_stable_sort(kind: str) -> None:
     rng = np.random.default_rng(KINDS.index(kind))
     for size in (1, 2, 5000):
         h = sample(kind, size, rng)
-        ranks = allocate._by_rank(h.view(np.uint32))
+        ranks = allocate._sort_by_magnitude(h.view(np.uint32))
         np.testing.assert_array_equal(ranks, np.argsort(-np.abs(h), kind="stable"))
 
 
@@ -168,7 +168,7 @@ def test_annealing_is_deterministic_and_follows_its_seed() -> None:
 @pytest.mark.parametrize("temperature", [1e-9, 1.0, 1000.0])
 def test_annealing_keeps_its_objective_up_to_date(temperature: float) -> None:
     h = -np.sort(-np.abs(sample("wide", 300, np.random.default_rng(1))))
-    widths = allocate._start(h.size, 700)
+    widths = allocate._assign_first_widths(h.size, 700)
     before = widths.copy()
     value = allocate._anneal(h, widths, stream_key(5, 0), temperature, 0.9999, 0.0, 20_000)
     assert (widths != before).any()

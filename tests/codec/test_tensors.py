@@ -1,28 +1,14 @@
-"""Layouts: any tensor is seen as float32 without copying more than needed, and every cell is in exactly one tile."""
+"""Tensors: any of them is seen as float32, tile by tile, without copying more than needed."""
 
-import math
 from collections import OrderedDict
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from fedfq.codec.layout import (
-    EXACT,
-    KEPT,
-    QUANTIZED,
-    TILE_CELLS,
-    Matrix,
-    Spec,
-    Tensor,
-    digest,
-    raw_bytes,
-    read,
-    specs,
-    tiles,
-)
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.tensors import EXACT, KEPT, QUANTIZED, Matrix, Tensor, read, specs
 
 
 def values_of(matrix: Matrix) -> npt.NDArray[np.float32]:
@@ -38,49 +24,6 @@ def gathered(tensor: Tensor) -> npt.NDArray[np.float32]:
         for i in range(tile.height):
             flat[tile.start + i * tile.stride :][: tile.width] = values[i]
     return flat.reshape(tensor.spec.shape)
-
-
-# --- Tiles -------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200)
-@given(st.lists(st.integers(0, 12), max_size=5).map(tuple))
-@example(())
-@example((0,))
-@example((1024,))
-@example((1025,))
-@example((3, 2000))
-@example((2000, 3))
-@example((513, 3))
-@example((1, 1, 70_000))
-@example((4, 4))
-@example((2, 3, 5, 7, 11, 13))
-@example((2049, 2048))
-@example((4, 1_100_000))
-@example((1_100_000, 4))
-@example((4_200_000,))
-@example((2500, 3100))
-def test_tiles_cover_every_cell_once(shape: tuple[int, ...]) -> None:
-    covered = np.zeros(math.prod(shape), np.uint8)
-    for tile in tiles(shape):
-        assert 0 < tile.height * tile.width <= TILE_CELLS
-        end = tile.start + (tile.height - 1) * tile.stride + tile.width
-        assert 0 <= tile.start < end <= covered.size
-        for i in range(tile.height):
-            first = tile.start + i * tile.stride
-            covered[first : first + tile.width] += 1
-    assert (covered == 1).all()
-
-
-def test_tiles_are_the_matrices_one_expects() -> None:
-    assert tiles((30, 40)) == [(0, 40, 30, 40)]
-    assert tiles((16, 3, 3, 3)) == [(0, 27, 16, 27)]
-    assert tiles((1000,)) == [(0, 1000, 1, 1000)]
-    assert tiles((1100,)) == [(0, 256, 4, 256), (1024, 76, 1, 76)]  # rows of 256, and a rest
-    assert tiles((3, 400)) == [(0, 256, 4, 256), (1024, 176, 1, 176)]
-    assert tiles((4096, 2048)) == [(0, 2048, 2048, 2048), (2048 * 2048, 2048, 2048, 2048)]
-    assert tiles((5, 0, 3)) == []
-    assert tiles(()) == [(0, 1, 1, 1)]
 
 
 # --- Values ------------------------------------------------------------------------------------------------
@@ -266,7 +209,7 @@ def test_compressed_sparse_tensors_are_refused_too() -> None:
         read({"layer.weight": torch.eye(4).to_sparse_csr()})
 
 
-# --- Digest and size ---------------------------------------------------------------------------------------
+# --- Size --------------------------------------------------------------------------------------------------
 
 
 def test_raw_bytes_count_four_bytes_a_float_and_native_bytes_else() -> None:
@@ -279,28 +222,3 @@ def test_raw_bytes_count_four_bytes_a_float_and_native_bytes_else() -> None:
         "f": np.zeros((0, 4), np.float32),
     }
     assert raw_bytes(specs(update)) == 15 * 4 + 7 * 4 + 8 + 9 + 11 * 4
-
-
-def test_digest_ignores_order_and_dtype_but_neither_names_nor_shapes() -> None:
-    single, double = np.dtype(np.float32), np.dtype(np.float64)
-    layout = [Spec("a", (3, 4), single), Spec("b", (), single)]
-    same = [Spec("b", (), double), Spec("a", (3, 4), np.dtype(np.int8))]
-    assert digest(layout) == digest(same) and len(digest(layout)) == 8
-    others = [
-        [Spec("a", (4, 3), single), Spec("b", (), single)],
-        [Spec("a", (3, 4), single), Spec("b", (1,), single)],
-        [Spec("a", (3, 4), single), Spec("c", (), single)],
-        [Spec("a", (3, 4), single)],
-        [Spec("b", (3, 4), single), Spec("a", (), single)],
-        [Spec("a', (3, 4))('b", (), single)],
-        [],
-    ]
-    assert len({digest(layout), *map(digest, others)}) == 1 + len(others)
-
-
-def test_digest_is_frozen() -> None:
-    """Another digest would no longer fit the payloads of older releases."""
-    assert (
-        digest([Spec("b", (), np.dtype(np.float32)), Spec("a", (3, 4), np.dtype(np.float32))]).hex()
-        == "260df48a89f494a6"
-    )

@@ -46,9 +46,9 @@ class BudgetSearch:
         too_large = fits = last = None  # (log x, log size)
         outcome: Outcome | None = None
         slope = self.slope
-        log_x = math.log(min(max(start, self.low), self.high))
+        log_x = math.log(self._keep_within(start))
         for _ in range(self.max_trials):
-            x = min(max(float(np.float32(math.exp(log_x))), self.low), self.high)
+            x = self._keep_within(float(np.float32(self._keep_within(math.exp(log_x)))))
             size, result = size_at(x)
             here = (math.log(x), math.log(max(size, 1.0)))
             if size > budget:
@@ -69,3 +69,6 @@ class BudgetSearch:
             if size > budget and x >= self.high:
                 break
         return Solution(math.exp(fits[0]) if fits else self.high, slope, outcome)
+
+    def _keep_within(self, x: float) -> float:
+        return min(max(x, self.low), self.high)

@@ -395,9 +395,8 @@ class FactorsSection(Section):
         rows = self.left.decode(known_left, height, self.rank)
         columns = self.right.decode(known_right, width, self.rank)
         step = around.gain * around.step
-        if (
-            step * max(1.0, float(np.abs(rows).max())) * self.rank > FLOAT32_MAX
-        ):  # in known directions, levels may be < 1
+        largest = max(1.0, float(np.abs(rows).max()))  # in known directions, levels may be < 1
+        if step * largest * self.rank > FLOAT32_MAX:
             malformed("factors whose product exceeds float32")
         return Part(None, rows * np.float32(step), unit_columns(columns))
 

@@ -30,6 +30,14 @@ def scaled(rows: int, columns: int, seed: int = 0, spread: float = 1.0) -> npt.N
     return (0.01 * sides * rng.laplace(size=(rows, columns))).astype(np.float32)
 
 
+def low_rank(height: int, width: int, rank: int, noise: float = 0.0, seed: int = 0) -> npt.NDArray[np.float32]:
+    """A few outer products with falling weights, and some noise: what a client's update looks like."""
+    rng = np.random.default_rng(seed)
+    left = rng.standard_normal((height, rank)) * 0.7 ** np.arange(rank)
+    matrix = left @ rng.standard_normal((rank, width)) + noise * rng.standard_normal((height, width))
+    return matrix.astype(np.float32)
+
+
 def network(seed: int = 0) -> dict[str, Array]:
     """A small network's update: convolution, batch normalisation with its counter, dense layer."""
     rng = np.random.default_rng(seed)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from fedfq.codec.decode import Accumulator, decode
     from fedfq.codec.errors import BudgetError, FedFQError, PayloadError
     from fedfq.codec.inspect import Report, TensorReport, inspect
-    from fedfq.codec.shared import SharedBasis
+    from fedfq.codec.shared_basis import SharedBasis
     from fedfq.feedback import ErrorFeedback
 
 __version__ = "0.1.0"
@@ -19,7 +19,7 @@ _HOMES = {
     "fedfq.codec.decode": ("Accumulator", "decode"),
     "fedfq.codec.errors": ("BudgetError", "FedFQError", "PayloadError"),
     "fedfq.codec.inspect": ("Report", "TensorReport", "inspect"),
-    "fedfq.codec.shared": ("SharedBasis",),
+    "fedfq.codec.shared_basis": ("SharedBasis",),
     "fedfq.feedback": ("ErrorFeedback",),
 }
 

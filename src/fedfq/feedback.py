@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from fedfq.codec.codec import Codec
-from fedfq.codec.kernels import Array
-from fedfq.codec.layout import EXACT, Tensor, read
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.shared_basis import SharedBasis
+from fedfq.codec.tensors import EXACT, Tensor, read
+from fedfq.types import Array
 
 RESIDUAL, PREVIOUS = "residual/", "previous/"
 

@@ -29,7 +29,8 @@ import numba
 import numpy as np
 
 import fedfq
-from fedfq.codec import payload as pay
+from fedfq.codec.format.container import HAS_BASIS, LAYOUT_IS_DIGEST, parse
+from fedfq.codec.format.layout import MAX_TABLE_BYTES
 from tests.attacks.mutate import Array, Entry, corpus, mutations, small_tiles
 
 LIMIT = 1 << 22  # of decoding without a model
@@ -42,7 +43,7 @@ HANG_SECONDS = 120
 BYTES_PER_ENTRY = 120
 BYTES_PER_PAYLOAD_BYTE = 1200
 BASE_BYTES = 1 << 19
-LAYOUT_BYTES = 3 * pay.MAX_LAYOUT_BYTES
+LAYOUT_BYTES = 3 * MAX_TABLE_BYTES
 SLOWEST_SECONDS = 2.0
 
 
@@ -86,7 +87,7 @@ class Fuzzer:
             if result is not None:
                 _check(result, entry.model if limit is None else None, limit, data)
         self.tally.accepted[what] += any(result is not None for result in decoded)
-        like = entry.model if data[3:4] and data[3] & pay.LAYOUT_IS_DIGEST else None
+        like = entry.model if data[3:4] and data[3] & LAYOUT_IS_DIGEST else None
         report = self._call(what, "inspect", data, lambda: fedfq.inspect(data, like=like), 0, LAYOUT_BYTES)
         if report is None and any(result is not None for result in decoded[:2]):
             raise Broken(f"decodes, but inspect refuses: {data.hex()}")
@@ -97,7 +98,7 @@ class Fuzzer:
     def _without_basis(self, what: str, entry: Entry, data: bytes, entries: int, decoded: Any) -> None:
         refused = self.tally.outcomes["bare basis"]
         bare = self._call(what, "bare", data, lambda: fedfq.decode(data, like=entry.model), entries, 0)
-        if bare is not None and data[3] & pay.HAS_BASIS:
+        if bare is not None and data[3] & HAS_BASIS:
             raise Broken(f"decodes without its shared basis: {data.hex()}")
         if (bare is None) != (decoded is None) and self.tally.outcomes["bare basis"] == refused:
             raise Broken(f"decode disagrees with itself without the shared basis: {data.hex()}")
@@ -155,7 +156,7 @@ def _check(result: dict[str, Array], model: dict[str, Array] | None, limit: int 
     if model is not None:
         layout = {name: (array.shape, array.dtype) for name, array in model.items()}
     else:
-        parsed = pay.parse(data, None, 1 << 62)
+        parsed = parse(data, None, 1 << 62)
         assert parsed.layout is not None
         layout = {spec.name: (spec.shape, spec.dtype) for spec in parsed.layout}
     if {name: (array.shape, array.dtype) for name, array in result.items()} != layout:

@@ -19,20 +19,39 @@ from unittest import mock
 import numpy as np
 
 import fedfq
-from fedfq.codec import layout as lay
-from fedfq.codec import payload as pay
-from fedfq.codec import tile as tl
-from fedfq.codec.contexts import MAX_CLASS, SPACINGS
-from fedfq.codec.entropy import rans_encode, rans_undo
-from fedfq.codec.layout import Tile
-from fedfq.codec.payload import Reader, varint
-from fedfq.codec.quantize import nonzero
+from fedfq.codec.encoder.quantize import nonzero
+from fedfq.codec.encoder.tiles import encode_tile
+from fedfq.codec.format import coefficients, tiles
+from fedfq.codec.format.container import (
+    HAS_BASIS,
+    HAS_GAIN,
+    HAS_STEP,
+    HEAD,
+    LAYOUT_IS_DIGEST,
+    MAGIC,
+    VERSION,
+)
+from fedfq.codec.format.entropy import rans_encode, rans_undo
+from fedfq.codec.format.layout import DTYPES
+from fedfq.codec.format.probability import MAX_CLASS, SPACINGS
+from fedfq.codec.format.reader import ByteReader, varint
+from fedfq.codec.format.sections import (
+    AND_PLAIN,
+    FACTOR_KINDS,
+    LEFT_KNOWN,
+    PLAIN,
+    RIGHT_KNOWN,
+    SECTIONS,
+    WIDTHS,
+    ZERO,
+)
+from fedfq.codec.format.tiles import CodedTile, Tile, TileHeader, cut_into_tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Body = bytes | list[bytes]  # of a section: as it is, or its pieces, which are those of `head` and its tiles
 
-FACTORED = tuple(pay.FACTOR_KINDS)
-KNOWN = pay.RIGHT_KNOWN | pay.LEFT_KNOWN
+FACTORED = tuple(FACTOR_KINDS)
+KNOWN = RIGHT_KNOWN | LEFT_KNOWN
 SMALL_TILE_CELLS, SMALL_TILE_SIDE = 1 << 10, 1 << 5
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 
@@ -51,7 +70,7 @@ FLOATS = (0.0, -0.0, -1.0, float("nan"), float("inf"), float("-inf"), 1e-45, 1.2
 @contextmanager
 def small_tiles() -> Iterator[None]:
     """Tiles of 2^10 instead of 2^22 cells, for encoder and decoder alike."""
-    with mock.patch.multiple(lay, TILE_CELLS=SMALL_TILE_CELLS, TILE_SIDE=SMALL_TILE_SIDE):
+    with mock.patch.multiple(tiles, TILE_CELLS=SMALL_TILE_CELLS, TILE_SIDE=SMALL_TILE_SIDE):
         yield
 
 
@@ -68,12 +87,12 @@ class Parts:
     sections: list[tuple[int, Body]]
     gain: bytes = b""
     basis: bytes = b""  # the digest of the shared basis
-    version: int = pay.VERSION
+    version: int = VERSION
 
 
 def seal(payload: bytes) -> bytes:
     """The payload with its checksum made right."""
-    if len(payload) < pay.HEAD.size:
+    if len(payload) < HEAD.size:
         return payload
     return payload[:4] + struct.pack("<I", zlib.crc32(payload[8:], zlib.crc32(payload[:4]))) + payload[8:]
 
@@ -86,7 +105,7 @@ def deflated(data: bytes, window: int = -15) -> bytes:
 def entry(name: bytes | str, dtype: int | str, *shape: int) -> bytes:
     """A tensor's entry in a layout's table."""
     name = name.encode() if isinstance(name, str) else name
-    code = lay.DTYPES.index(dtype) if isinstance(dtype, str) else dtype
+    code = DTYPES.index(dtype) if isinstance(dtype, str) else dtype
     return varint(len(name)) + name + bytes([code, len(shape)]) + b"".join(map(varint, shape))
 
 
@@ -111,8 +130,8 @@ def head(kind: int) -> str:
     Factors are the rank, V and A; a side in known directions is their number, their tile and that of the rest.
     """
     if kind not in FACTORED:
-        return "s" if kind == pay.WIDTHS else ""
-    return "n" + "".join("ntt" if kind & known else "t" for known in (pay.RIGHT_KNOWN, pay.LEFT_KNOWN))
+        return "s" if kind == WIDTHS else ""
+    return "n" + "".join("ntt" if kind & known else "t" for known in (RIGHT_KNOWN, LEFT_KNOWN))
 
 
 def join_body(kind: int, body: list[bytes]) -> bytes:
@@ -123,56 +142,56 @@ def join_body(kind: int, body: list[bytes]) -> bytes:
 def section(kind: int, body: Body) -> bytes:
     if isinstance(body, list):
         body = join_body(kind, body)
-    return bytes([kind]) if kind == pay.ZERO and not body else bytes([kind]) + varint(len(body)) + body
+    return bytes([kind]) if kind == ZERO and not body else bytes([kind]) + varint(len(body)) + body
 
 
 def assemble(parts: Parts, *, packed: bytes | None = None, tail: bytes = b"") -> bytes:
     """The bytes of a payload. `packed` replaces the compressed layout, length and all; `tail` follows the sections."""
     if packed is None:
         packed = parts.table
-        if not parts.flags & pay.LAYOUT_IS_DIGEST:
+        if not parts.flags & LAYOUT_IS_DIGEST:
             compressed = deflated(parts.table)
             packed = varint(len(compressed)) + compressed
     sections = b"".join(section(*part) for part in parts.sections)
     body = parts.gain + parts.basis + packed + parts.step + sections + tail
-    return seal(pay.HEAD.pack(pay.MAGIC, parts.version & 255, parts.flags & 255, 0) + body)
+    return seal(HEAD.pack(MAGIC, parts.version & 255, parts.flags & 255, 0) + body)
 
 
 def take_apart(payload: bytes, model: dict[str, Array]) -> Parts:
     """The inverse of `assemble` for a valid payload."""
-    reader = Reader(payload)
+    reader = ByteReader(payload)
     flags = bytes(reader.take(8))[3]
-    gain = bytes(reader.take(4)) if flags & pay.HAS_GAIN else b""
-    basis = bytes(reader.take(8)) if flags & pay.HAS_BASIS else b""
-    if flags & pay.LAYOUT_IS_DIGEST:
+    gain = bytes(reader.take(4)) if flags & HAS_GAIN else b""
+    basis = bytes(reader.take(8)) if flags & HAS_BASIS else b""
+    if flags & LAYOUT_IS_DIGEST:
         table = bytes(reader.take(8))
         names = sorted(model)
     else:
         table = zlib.decompress(reader.take(reader.varint()), -15)
         names = list(model)
     step = b""
-    if flags & pay.HAS_STEP:
+    if flags & HAS_STEP:
         step = bytes(reader.take(5))
         step += bytes(reader.take(max(0, (step[4] & 15) + 1 - (step[4] >> 4))))
     sections: list[tuple[int, Body]] = []
     for name in names:
         kind = reader.byte()
-        body: Body = b"" if kind == pay.ZERO else bytes(reader.take(reader.varint()))
-        if kind in (pay.WIDTHS, *pay.STEPPED_KINDS):
-            body = _split_tiles(body, kind, len(lay.tiles(model[name].shape)))
+        body: Body = b"" if kind == ZERO else bytes(reader.take(reader.varint()))
+        if kind == WIDTHS or SECTIONS[kind].needs_step:
+            body = _split_tiles(body, kind, len(cut_into_tiles(model[name].shape)))
         sections.append((kind, body))
     return Parts(flags, table, step, sections, gain, basis)
 
 
 def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
-    reader = Reader(body)
+    reader = ByteReader(body)
     result = []
     for what in head(kind):
         if what == "n":
             result.append(varint(reader.varint()))
         else:
             result.append(bytes(reader.take(12 if what == "s" else reader.varint())))
-    if kind in FACTORED and not kind & pay.AND_PLAIN:
+    if kind in FACTORED and not kind & AND_PLAIN:
         return result
     result += [bytes(reader.take(reader.varint())) for _ in range(number - 1)]
     return [*result, bytes(reader.take(reader.left()))]
@@ -181,7 +200,7 @@ def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
 # Streams that are valid by construction, whatever their header says
 
 
-def wild_tile(header: tl.Header, tile: Tile, noise: random.Random) -> tuple[tl.Header, bytes] | None:
+def wild_tile(header: TileHeader, tile: Tile, noise: random.Random) -> CodedTile | None:
     """A stream that decodes under this header (but for `nonzeros`, which is set), its symbols random.
 
     The decoder itself, uncompiled, reads noise and the symbols it sees are written down and coded. None where it met
@@ -196,28 +215,28 @@ def wild_tile(header: tl.Header, tile: Tile, noise: random.Random) -> tuple[tl.H
     cells = tile.height * tile.width
     levels = np.zeros(cells, np.float32)
     words = np.frombuffer(noise.randbytes(32 * cells + 64), "<u4")
-    with mock.patch.multiple(tl, rans_undo=record, _take_classes=tl._take_classes.py_func):
+    with mock.patch.multiple(coefficients, rans_undo=record, _take_classes=coefficients._take_classes.py_func):
         start = noise.getrandbits(62)
-        tl._decode.py_func(
+        coefficients._decode.py_func(
             tuple(header._replace(nonzeros=cells)),
-            *(tile.height, tile.width, start, words, 0, tile.width, 1.0, tl.NO_SHIFTS.astype(np.float64)),
+            *(tile.height, tile.width, start, words, 0, tile.width, 1.0, coefficients.NO_SHIFTS.astype(np.float64)),
             *(np.zeros(cells, np.int64), levels),
         )
     header = header._replace(nonzeros=int(np.count_nonzero(levels)))
-    stream = rans_encode(np.array(operations, np.uint32)) if operations else b""
+    found = CodedTile(header, rans_encode(np.array(operations, np.uint32)) if operations else b"")
     try:
-        tl.decode_tile(header, stream, tile)
+        coefficients.decode_tile(found, tile)
     except fedfq.PayloadError:
         return None
-    return (header, stream) if header.nonzeros else None
+    return found if header.nonzeros else None
 
 
-def random_header(noise: random.Random) -> tl.Header:
+def random_header(noise: random.Random) -> TileHeader:
     ranges = [sorted(noise.choices(range(1, MAX_CLASS + 1), k=2)) for _ in range(2)]
     row, column = noise.choice(SPACINGS), noise.choice(SPACINGS)
     (row_first, row_last), (column_first, column_last) = (r if s else (1, 1) for r, s in zip(ranges, (row, column)))
     base = noise.choice((-128, 127, noise.randrange(-128, 128), noise.randrange(0, 60)))
-    return tl.Header(base, 1, row, row_first, row_last, column, column_first, column_last)
+    return TileHeader(base, 1, row, row_first, row_last, column, column_first, column_last)
 
 
 # The corpus
@@ -339,8 +358,9 @@ def _shared(rng: np.random.Generator) -> Iterator[Entry]:
 def tile_of(levels: Any) -> bytes:
     """These levels, coded."""
     levels = np.array(levels, np.int32)
-    encoded = tl.encode_tile(nonzero(levels), levels.shape[1], by_size=True)
-    return pay._write_header(encoded.header) + encoded.stream
+    encoded = encode_tile(nonzero(levels), levels.shape[1])
+    assert encoded is not None
+    return encoded.coded.to_bytes()
 
 
 def _brink(rng: np.random.Generator) -> Iterator[Entry]:
@@ -349,13 +369,13 @@ def _brink(rng: np.random.Generator) -> Iterator[Entry]:
     basis = basis_of(model)
     plain, side = (tile_of(rng.integers(-1, 2, (8, width))) for width in (8, 1))
     inside = [b"\1", tile_of([[1]])]  # the one known direction, whose entries are 1/2 and 0
-    for kind in (pay.PLAIN, *FACTORED):
-        right = [*inside, side] if kind & pay.RIGHT_KNOWN else [side]
-        left = [*inside, b""] if kind & pay.LEFT_KNOWN else [side]
+    for kind in (PLAIN, *FACTORED):
+        right = [*inside, side] if kind & RIGHT_KNOWN else [side]
+        left = [*inside, b""] if kind & LEFT_KNOWN else [side]
         body = [b"\1", *right, *left] if kind in FACTORED else []
-        flags, known = (pay.HAS_BASIS, basis) if kind in FACTORED and kind & KNOWN else (0, None)
+        flags, known = (HAS_BASIS, basis) if kind in FACTORED and kind & KNOWN else (0, None)
         parts = Parts(
-            pay.HAS_STEP | flags,
+            HAS_STEP | flags,
             entry("w", "float32", 8, 8),
             step_bytes(FLOAT32_MAX),
             [(kind, [*body, plain] if kind & 1 else body)],  # PLAIN and AND_PLAIN
@@ -369,7 +389,7 @@ def _wild_body(tile: Tile, noise: random.Random, **fixed: int) -> bytes:
     found = None
     while found is None:
         found = wild_tile(random_header(noise)._replace(**fixed), tile, noise)
-    return pay._write_header(found[0]) + found[1]
+    return found.to_bytes()
 
 
 def _wild_side(kind: int, side: int, rank: int, held: int, noise: random.Random) -> list[bytes]:
@@ -390,23 +410,23 @@ def _wild_entries(noise: random.Random, number: int) -> Iterator[Entry]:
     while found < number:
         factored = found % 3 == 0
         shape = noise.choice(shapes[3:] if factored else shapes)
-        (tile,) = lay.tiles(shape)
-        kind, body, known = pay.PLAIN, [_wild_body(tile, noise)], noise.choice((bases[shape], None))
+        (tile,) = cut_into_tiles(shape)
+        kind, body, known = PLAIN, [_wild_body(tile, noise)], noise.choice((bases[shape], None))
         if factored:
             kind, rank = noise.choice(FACTORED), noise.choice((1, 2, 7, 8))
             known = bases[shape] if kind & KNOWN else known
             held = bases[shape].held["w"].right.shape[1]
-            right = _wild_side(kind & pay.RIGHT_KNOWN, shape[1], rank, held, noise)
-            left = _wild_side(kind & pay.LEFT_KNOWN, shape[0], rank, held, noise)
-            body = [varint(rank), *right, *left, *(body if kind & pay.AND_PLAIN else [])]
+            right = _wild_side(kind & RIGHT_KNOWN, shape[1], rank, held, noise)
+            left = _wild_side(kind & LEFT_KNOWN, shape[0], rank, held, noise)
+            body = [varint(rank), *right, *left, *(body if kind & AND_PLAIN else [])]
         elif noise.random() < 0.25:
             scales = struct.pack("<3f", *noise.choices((0.0, 1e-45, 1.0, FLOAT32_MAX), k=3))
-            kind, body = pay.WIDTHS, [scales, _wild_body(tile, noise, base=-128)]  # small levels, mostly
+            kind, body = WIDTHS, [scales, _wild_body(tile, noise, base=-128)]  # small levels, mostly
         step = step_bytes(noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)), 0, 15, noise.randbytes(16))
         gain = struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)))
-        table = entry("w", noise.choice(lay.DTYPES[:4]), *shape)
-        flags, digest = (pay.HAS_BASIS, known.digest) if known is not None else (0, b"")
-        parts = Parts(pay.HAS_STEP | pay.HAS_GAIN | flags, table, step, [(kind, body)], gain, digest)
+        table = entry("w", noise.choice(DTYPES[:4]), *shape)
+        flags, digest = (HAS_BASIS, known.digest) if known is not None else (0, b"")
+        parts = Parts(HAS_STEP | HAS_GAIN | flags, table, step, [(kind, body)], gain, digest)
         payload = assemble(parts)
         with suppress(fedfq.PayloadError):  # a level that no width has, factors beyond float32
             yield Entry(f"wild {found}", payload, fedfq.decode(payload, shared_basis=known), parts, known)
@@ -477,7 +497,7 @@ def _replaced(items: list[Any], at: int, item: Any) -> list[Any]:
 
 def order_of_sections(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """Swapped, repeated, left out, or another payload's."""
-    sections = list(parts.sections) or [(pay.ZERO, b"")]
+    sections = list(parts.sections) or [(ZERO, b"")]
     at = noise.randrange(len(sections))
     ways: list[list[tuple[int, Body]]] = [
         noise.sample(sections, len(sections)),
@@ -502,9 +522,9 @@ def kind_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
 
 def length_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     at = noise.randrange(max(1, len(parts.sections)))
-    kind, body = parts.sections[at] if parts.sections else (pay.PLAIN, b"abc")
+    kind, body = parts.sections[at] if parts.sections else (PLAIN, b"abc")
     plain = section(kind, body)
-    reader = Reader(plain[1:] or b"\0")
+    reader = ByteReader(plain[1:] or b"\0")
     reader.varint()
     lie = bytes([kind]) + _varint(noise) + bytes(reader.take(reader.left()))
     after = b"".join(section(*part) for part in parts.sections[at + 1 :])
@@ -514,7 +534,7 @@ def length_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes
 def body_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """A section's body cut, extended, or replaced by another kind of noise; its length is right."""
     if not parts.sections:
-        return assemble(replace(parts, sections=[(pay.PLAIN, noise.randbytes(5))]))
+        return assemble(replace(parts, sections=[(PLAIN, noise.randbytes(5))]))
     at = noise.randrange(len(parts.sections))
     kind, _ = parts.sections[at]
     body = section(*parts.sections[at])[2:]
@@ -568,7 +588,7 @@ def header_of_tile(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     found = _tiled(parts, noise)
     if found is None:
         tile = _some_tile(noise)
-        return assemble(replace(parts, flags=parts.flags | pay.HAS_STEP, sections=[(pay.PLAIN, [tile])]))
+        return assemble(replace(parts, flags=parts.flags | HAS_STEP, sections=[(PLAIN, [tile])]))
     at, places, body = found
     k = noise.choice(places)
     tile = bytearray(body[k] or b"\0\0\1\1")
@@ -578,7 +598,7 @@ def header_of_tile(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     elif way == 1:
         tile[1] = noise.choice((0, 1, 127, 128, 255, noise.randrange(256)))
     elif way == 2:
-        reader = Reader(bytes(tile[2:]))
+        reader = ByteReader(bytes(tile[2:]))
         reader.varint()
         tile[2:] = _varint(noise) + bytes(reader.take(reader.left()))
     elif way == 3:
@@ -647,14 +667,14 @@ def known_directions(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     kind, body = parts.sections[at]
     assert isinstance(body, list)
     sides = [k for k, what in enumerate(head(kind)) if what == "n" and k]
-    other_kind = kind ^ noise.choice((pay.RIGHT_KNOWN, pay.LEFT_KNOWN, KNOWN))
+    other_kind = kind ^ noise.choice((RIGHT_KNOWN, LEFT_KNOWN, KNOWN))
     elsewhere = noise.randrange(len(parts.sections))
     ways: list[list[tuple[int, Body]]] = [
         _replaced(parts.sections, at, (other_kind, body)),
         _replaced(parts.sections, elsewhere, (kind, body)),
     ]
     if sides:
-        k, rank = noise.choice(sides), Reader(body[0]).varint()
+        k, rank = noise.choice(sides), ByteReader(body[0]).varint()
         number = noise.choice((0, 1, 2, 3, 4, 5, 8, 9, 30, 32, 33, 40, 41, 48, 49, 128, 129))
         inside = tile_of([[1] * rank, *(noise.choices(range(-2, 3), k=rank) for _ in range(number - 1))])
         changed = (
@@ -674,7 +694,7 @@ def known_directions(parts: Parts, other: Parts, noise: random.Random) -> bytes:
 
 def basis_of_payload(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """The digest of the shared basis: another, cut, left out, or there without need; its flag with it or without."""
-    bit = pay.HAS_BASIS
+    bit = HAS_BASIS
     digest = noise.choice((noise.randbytes(8), bytes(8), other.basis, flip_bits(parts.basis or bytes(8), b"", noise)))
     ways = (
         (parts.flags | bit, digest),
@@ -692,9 +712,9 @@ def step_and_shifts(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     step = struct.pack("<f", _any_float(noise)) if noise.random() < 0.8 else noise.randbytes(4)
     right = parts.step[4:] or b"\x10"
     block = step + noise.choice((right, bytes([span]) + shifts, bytes([0x0F]) + b"\x80" * 16, b"\x0f" + b"\x7f" * 16))
-    flags, gain = parts.flags | pay.HAS_STEP, parts.gain
+    flags, gain = parts.flags | HAS_STEP, parts.gain
     if noise.random() < 0.3:
-        flags, gain = flags | pay.HAS_GAIN, struct.pack("<f", noise.choice((_any_float(noise), noise.uniform(1, 2))))
+        flags, gain = flags | HAS_GAIN, struct.pack("<f", noise.choice((_any_float(noise), noise.uniform(1, 2))))
         block = noise.choice((block, parts.step or block))
     return assemble(replace(parts, flags=flags, step=block, gain=gain))
 
@@ -707,13 +727,13 @@ def flags_and_version(parts: Parts, other: Parts, noise: random.Random) -> bytes
 
 def layout_table(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """Entries of a full layout: names, dtype codes, numbers of dimensions, sizes."""
-    table = parts.table if not parts.flags & pay.LAYOUT_IS_DIGEST else entry("w", "float32", 4, 4)
-    parts = replace(parts, flags=parts.flags & ~pay.LAYOUT_IS_DIGEST)
+    table = parts.table if not parts.flags & LAYOUT_IS_DIGEST else entry("w", "float32", 4, 4)
+    parts = replace(parts, flags=parts.flags & ~LAYOUT_IS_DIGEST)
     dimensions = noise.randrange(40)
     sizes = b"".join(_varint(noise) for _ in range(dimensions))
     name = noise.choice((b"w", b"\xff\xfe", b"\xed\xa0\x80", b"\0", b"weight", b"n" * 4096, b"n" * 4097))
     strange = varint(len(name)) + name + bytes([noise.choice((*range(14), 255)), dimensions]) + sizes
-    zero = entry("zero", noise.choice(lay.DTYPES), 0, *noise.choices(NUMBERS, k=noise.randrange(4)))
+    zero = entry("zero", noise.choice(DTYPES), 0, *noise.choices(NUMBERS, k=noise.randrange(4)))
     ways = (
         table + table,
         table + strange,
@@ -724,15 +744,15 @@ def layout_table(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         flip_bits(table or b"\0", b"", noise),
         set_bytes(table or b"\0", b"", noise),
         b"".join(entry(str(k), noise.randrange(13), *noise.choices((0, 1, 2, 3), k=2)) for k in range(300)),
-        other.table if not other.flags & pay.LAYOUT_IS_DIGEST else table,
+        other.table if not other.flags & LAYOUT_IS_DIGEST else table,
     )
     chosen = noise.choice(ways)
-    sections = noise.choice((parts.sections, [*parts.sections, (pay.ZERO, b"")], [(pay.ZERO, b"")] * 300))
+    sections = noise.choice((parts.sections, [*parts.sections, (ZERO, b"")], [(ZERO, b"")] * 300))
     return assemble(replace(parts, table=chosen, sections=list(sections)))
 
 
 def _split_table(table: bytes) -> list[tuple[bytes, int, list[int]]]:
-    reader, result = Reader(table), []
+    reader, result = ByteReader(table), []
     while reader.left():
         name, code = bytes(reader.take(reader.varint())), reader.byte()
         result.append((name, code, [reader.varint() for _ in range(reader.byte())]))
@@ -741,7 +761,7 @@ def _split_table(table: bytes) -> list[tuple[bytes, int, list[int]]]:
 
 def layout_entry(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """One tensor's name, dtype or shape, with its section as it was."""
-    if parts.flags & pay.LAYOUT_IS_DIGEST or not parts.table:
+    if parts.flags & LAYOUT_IS_DIGEST or not parts.table:
         return assemble(replace(parts, table=noise.randbytes(8)))
     entries = _split_table(parts.table)
     at = noise.randrange(len(entries))
@@ -766,7 +786,7 @@ def layout_entry(parts: Parts, other: Parts, noise: random.Random) -> bytes:
 
 def layout_block(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """The compressed layout: its length, its end, bombs; or the digest."""
-    if parts.flags & pay.LAYOUT_IS_DIGEST:
+    if parts.flags & LAYOUT_IS_DIGEST:
         return assemble(parts, packed=noise.choice((noise.randbytes(8), bytes(8), parts.table[:5], other.table[:8])))
     packed = deflated(parts.table)
     stored = zlib.compressobj(0, zlib.DEFLATED, -15)

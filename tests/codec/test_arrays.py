@@ -11,7 +11,7 @@ import torch
 from fedfq import ErrorFeedback, SharedBasis, decode, encode
 from fedfq.codec.arrays import as_torch
 from fedfq.codec.codec import Codec
-from fedfq.codec.layout import read, specs
+from fedfq.codec.tensors import read, specs
 from tests.updates import Array, assert_identical, network
 
 

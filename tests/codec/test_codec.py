@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import fedfq
 from fedfq import BudgetError, Codec, decode, encode, inspect
-from fedfq.codec.allocate import cgsa, exact, objective
-from tests.updates import DISTRIBUTIONS, Array, assert_identical, draw, network, nmse, raw_size, scaled
+from fedfq.codec.encoder.allocate import cgsa, exact, objective
+from tests.updates import DISTRIBUTIONS, Array, assert_identical, draw, low_rank, network, nmse, raw_size, scaled
 
 ALLOCATORS = ("waterfill", "exact", "cgsa")
 ROUNDINGS = ("deadzone", "stochastic")
@@ -372,6 +372,39 @@ def test_a_running_variance_stays_non_negative(ratio: float, allocator: Any) -> 
     update = network()
     update["bn.running_var"] = np.abs(draw("heavy tails", (16,))) * np.float32(1e-6)
     assert (decode(encode(update, ratio=ratio, allocator=allocator))["bn.running_var"] >= 0).all()
+
+
+# --- The gain ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"basis": "identity"}, {"allocator": "exact"}], ids=str)
+def test_with_a_gain_the_decoded_update_is_as_long_along_h_as_h(options: dict[str, Any]) -> None:
+    update = {"w": low_rank(100, 120, 10, 0.3), "b": draw("normal", (40,)), "running_mean": draw("normal", (9,))}
+    payload = encode(update, ratio=60, gain=True, **options)
+    assert len(payload) <= raw_size(update) / 60
+    decoded = decode(payload)
+    energy = sum(float(np.vdot(update[name], update[name])) for name in ("w", "b"))
+    product = sum(float(np.vdot(update[name], decoded[name])) for name in ("w", "b"))
+    assert product == pytest.approx(energy, rel=1e-4)
+    assert inspect(payload).gain > 1
+    np.testing.assert_array_equal(decoded["running_mean"], update["running_mean"].astype(np.float16))
+
+
+def test_a_gain_can_keep_the_norm() -> None:
+    update = {"w": low_rank(60, 80, 6, noise=0.3), "b": draw("normal", (50,))}
+    payload = encode(update, ratio=60, gain="norm")
+    norms = [
+        np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in d.values()))
+        for d in (update, decode(payload))
+    ]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+    assert 1 < inspect(payload).gain < inspect(encode(update, ratio=60, gain=True)).gain
+    with pytest.raises(ValueError, match="gain must be one of False, True, 'norm'"):
+        Codec(ratio=60, gain="double")  # type: ignore[arg-type]
+
+
+def test_a_gain_where_nothing_is_sent_is_one() -> None:
+    assert inspect(encode({"w": np.zeros((9, 9), np.float32)}, max_bytes=100, gain=True)).gain == 1
 
 
 # --- What the bytes are worth ------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from fedfq import Accumulator, Codec, ErrorFeedback, PayloadError, SharedBasis, decode, encode, inspect
 from fedfq.codec import decode as decoding
 from fedfq.codec.decode import decode_each
-from fedfq.codec.layout import Spec
-from fedfq.codec.payload import ZERO, Section, write
+from fedfq.codec.format.layout import Spec
+from fedfq.codec.format.sections import ZERO
+from tests.payloads import write
 from tests.updates import Array, assert_identical, draw, network, nmse, scaled
 
 
@@ -292,7 +293,7 @@ def test_factors_of_any_shape_take_little_more_than_what_they_make() -> None:
 
 
 def test_by_default_the_limit_is_a_gigabyte() -> None:
-    payload = write([Spec("w", (2**28 + 1,), np.dtype(np.float32))], [Section(ZERO)], as_digest=False)
+    payload = write([Spec("w", (2**28 + 1,), np.dtype(np.float32))], [(ZERO, b"")])
     with pytest.raises(PayloadError) as caught:
         decode(payload)
     assert caught.value.reason == "limit"

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fedfq import PayloadError, decode, encode, inspect
-from fedfq.codec.layout import Spec
-from fedfq.codec.payload import ZERO, Section, write
+from fedfq.codec.format.layout import Spec
+from fedfq.codec.format.sections import ZERO
+from tests.payloads import write
 from tests.updates import draw, network, raw_size, scaled
 
 OPTIONS: list[dict[str, Any]] = [
@@ -64,7 +65,7 @@ def test_a_tensor_of_several_tiles() -> None:
 
 
 def test_no_layout_is_too_large_to_inspect() -> None:
-    payload = write([Spec("w", (2**40,), np.dtype(np.float32))], [Section(ZERO)], as_digest=False)
+    payload = write([Spec("w", (2**40,), np.dtype(np.float32))], [(ZERO, b"")])
     assert inspect(payload).raw_bytes == 2**42
 
 

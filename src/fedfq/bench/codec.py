@@ -25,8 +25,8 @@ import numpy as np
 import fedfq
 from fedfq.bench.peers import OURS, PEERS, QSGD_LEVELS, SHARED, Result, best, nncodec, ours, peer, zstd_half
 from fedfq.bench.updates import Fresh, Update, fresh, from_folder, gaussian, made_up
-from fedfq.codec.layout import read
-from fedfq.codec.quantize import deadzone
+from fedfq.codec.encoder.quantize import deadzone
+from fedfq.codec.tensors import read
 from fedfq.metrics import nmse
 
 RATIOS = (32, 64, 128, 256, 512, 1024)

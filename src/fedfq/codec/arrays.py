@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .kernels import Array
+from fedfq.types import Array
 
 
 def is_torch(value: Any) -> bool:

@@ -169,13 +169,13 @@ def _digest() -> str:
     versions = (fedfq.__version__, numba.__version__, np.__version__, sys.implementation.cache_tag)
     found = hashlib.sha256(repr((versions, bool(CONFIG.BOUNDSCHECK))).encode())
     for path in _sources():
-        found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+        found.update(str(path.relative_to(PACKAGE)).encode() + hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()[:16]
 
 
 def _sources() -> list[Path]:
     """All files that may have kernels, and what these call."""
-    return sorted(path for folder in ("codec", "methods") for path in (PACKAGE / folder).glob("*.py"))
+    return sorted(path for folder in ("codec", "methods") for path in (PACKAGE / folder).rglob("*.py"))
 
 
 def _make(folder: Path) -> bool:

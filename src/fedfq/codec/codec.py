@@ -9,17 +9,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from . import payload as pay
+from fedfq.types import Array
+
 from .decode import PIECE, decode_parsed, parse
+from .encoder.request import Request
+from .encoder.waterfill import Waterfill
+from .encoder.widths import Widths
 from .errors import BudgetError
-from .kernels import Array, U, kernel
-from .layout import QUANTIZED, Spec, Tensor, raw_bytes, read
+from .format.container import Container, Encoding
+from .format.layout import Spec, raw_bytes
+from .format.sections import FloatSection, IntegerSection, Section
+from .kernels import U, kernel
 from .parallel import Spread, with_workers
-from .plan import Plan
 from .ratio import DEFAULT_RATIO, check_ratio
-from .shared import SharedBasis
-from .waterfill import Waterfill
-from .widths import Widths
+from .shared_basis import SharedBasis
+from .tensors import KEPT, QUANTIZED, Tensor, read
 
 KEEP = ("*running_mean", "*running_var")
 BEYOND = 1 << 63  # no budget or ratio is so large
@@ -32,7 +36,7 @@ class Codec:
 
     One of these says how large a payload may be (`ratio=256` if none does):
 
-    ratio               raw size / payload size, at least, from 1 on; raw is 4 bytes a floating-point entry, native
+    ratio               raw size / payload size, at least, from 1 on; raw is 4 bytes per floating-point entry, native
                         bytes else
     bits_per_parameter  of the payload, per floating-point entry, at most
     max_bytes           of the payload
@@ -44,7 +48,7 @@ class Codec:
                widths {0, 2, 4, 8}: "exact" (its optimum) or "cgsa" (Algorithm 1)
     basis      "adaptive": for every tensor, coefficients as they are, low-rank factors, or factors and the coefficients
                of the rest, whichever is best; "identity": always the first. Only waterfill with a dead zone is adaptive
-    rounding   "deadzone" or "stochastic" (unbiased, at many times the error below 2 bits a parameter). The default is
+    rounding   "deadzone" or "stochastic" (unbiased, at many times the error below 2 bits per parameter). The default is
                "deadzone" for waterfill and "stochastic", as in the paper, for exact and cgsa
     gain       True: scale what is decoded so that <h, decoded> = <h, h>, which undoes the shrinking of a dead zone, for
                a larger error; "norm": so that ||decoded|| = ||h||, about half of that
@@ -82,7 +86,7 @@ class Codec:
             raise ValueError(f"give one of {', '.join(sizes)}; got {', '.join(given)}")
         if not given:
             given, sizes["ratio"] = ["ratio"], DEFAULT_RATIO
-        sizes[given[0]] = _checked_size(given[0], sizes[given[0]])
+        sizes[given[0]] = _check_size(given[0], sizes[given[0]])
         _one_of("allocator", allocator, ("waterfill", "exact", "cgsa"))
         _one_of("layout", layout, ("full", "digest"))
         _one_of("gain", gain, (False, True, "norm"))
@@ -130,27 +134,32 @@ class Codec:
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
         tensors = read(update, self.keep)
-        payload = self._encode(tensors, seed, shared_basis)
+        container, encoding = self._encode(tensors, seed, shared_basis)
+        payload = container.to_bytes(encoding)
         if not self.gain:
             return payload
-        return self._with_gain(payload, tensors, self._decoded(payload, tensors, shared_basis))
+        decoded = self._decode(payload, tensors, shared_basis)
+        return container.to_bytes(encoding, self._find_gain(tensors, decoded))
 
     def encode_and_decode(
         self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
     ) -> tuple[bytes, dict[str, Array]]:
         """The payload of tensors that were read already, and what it decodes to, without its gain."""
-        payload = self._encode(tensors, seed, shared_basis)
-        decoded = self._decoded(payload, tensors, shared_basis)
-        return (self._with_gain(payload, tensors, decoded) if self.gain else payload), decoded
+        container, encoding = self._encode(tensors, seed, shared_basis)
+        payload = container.to_bytes(encoding)
+        decoded = self._decode(payload, tensors, shared_basis)
+        if self.gain:
+            payload = container.to_bytes(encoding, self._find_gain(tensors, decoded))
+        return payload, decoded
 
-    def _decoded(self, payload: bytes, tensors: list[Tensor], shared_basis: SharedBasis | None) -> dict[str, Array]:
+    def _decode(self, payload: bytes, tensors: list[Tensor], shared_basis: SharedBasis | None) -> dict[str, Array]:
         """What the payload makes of the tensors, in float32 where they are floats."""
         single = np.dtype(np.float32)
         layout = [replace(t.spec, dtype=single) if t.spec.is_float else t.spec for t in tensors]
         return decode_parsed(parse(payload, layout), shared_basis, self.threads)
 
-    def _with_gain(self, payload: bytes, tensors: list[Tensor], decoded: dict[str, Array]) -> bytes:
-        """The payload, with the gain over the quantised tensors, q being what it decodes to; 1 if that is 0."""
+    def _find_gain(self, tensors: list[Tensor], decoded: dict[str, Array]) -> float:
+        """The gain over the quantised tensors, given what they decode to; 1 if that is 0."""
         energy = product = 0.0
         for tensor in tensors:
             if tensor.kind == QUANTIZED:
@@ -159,36 +168,57 @@ class Codec:
                 product += _inner_product(q, q) if self.gain == "norm" else _inner_product(h, q)
         gain = energy / product if product > 0 else 1.0
         gain = math.sqrt(gain) if self.gain == "norm" else gain
-        return pay.set_gain(payload, gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0)
+        return gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0
 
-    def _encode(self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> bytes:
+    def _encode(self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> tuple[Container, Encoding]:
         if shared_basis is not None:
             self._check(shared_basis, [tensor.spec for tensor in tensors])
             shared_basis = shared_basis if shared_basis.used else None  # the model has not moved yet
         return with_workers(self.threads, lambda spread: self._encode_with(spread, tensors, seed, shared_basis))
 
-    def _encode_with(self, spread: Spread, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> bytes:
+    def _encode_with(
+        self, spread: Spread, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
+    ) -> tuple[Container, Encoding]:
+        layout = [tensor.spec for tensor in tensors]
         quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
         peaks = spread(Tensor.peak, quantized)
-        basis = None if shared_basis is None else shared_basis.digest
-        plan = Plan(tensors, as_digest=self.layout == "digest", with_gain=bool(self.gain), basis=basis)
-        budget = self._budget(plan.layout)
-        if budget is not None and budget < plan.minimum:
-            raise BudgetError(budget, plan.minimum)
+        container = Container(
+            layout,
+            {tensor.spec.name: _carry(tensor) for tensor in tensors if tensor.kind != QUANTIZED},
+            as_digest=self.layout == "digest",
+            with_gain=bool(self.gain),
+            basis=None if shared_basis is None else shared_basis.digest,
+        )
+        budget = self._budget(layout)
+        if budget is not None and budget < container.minimum:
+            raise BudgetError(budget, container.minimum)
         if not any(peaks):
-            return plan.build({})
+            return container, Encoding()
+        request = Request(
+            tensors=quantized,
+            peak=max(peaks),
+            container=container,
+            rounding=self.rounding,
+            adaptive=self.basis == "adaptive",
+            known={} if shared_basis is None else shared_basis.used,
+            seed=seed,
+            spread=spread,
+        )
+        return container, self._search(request, budget)
+
+    def _search(self, request: Request, budget: int | None) -> Encoding:
+        """What is sent of the quantised tensors, in so many bytes; None: as `step` or `claimed_ratio` say."""
         if self.allocator == "waterfill":
-            known = {} if shared_basis is None else shared_basis.used
-            search = Waterfill(quantized, max(peaks), self.rounding, self.basis, seed, spread, known)
-            if budget is None:
-                assert self.step is not None
-                return search.at_step(plan, float(np.float32(self.step)))
-            return search.in_budget(plan, budget)
-        widths = Widths(quantized, self.allocator, self.rounding, seed)
-        if budget is None:
-            assert self.claimed_ratio is not None
-            return widths.with_bits(plan, int(32 * widths.h.size / self.claimed_ratio))
-        return widths.in_budget(plan, budget)
+            waterfill = Waterfill(request)
+            if budget is not None:
+                return waterfill.encode_in_budget(budget)
+            assert self.step is not None
+            return waterfill.encode_at_step(float(np.float32(self.step)))
+        widths = Widths(request, self.allocator)
+        if budget is not None:
+            return widths.encode_in_budget(budget)
+        assert self.claimed_ratio is not None
+        return widths.encode_with_bits(int(32 * widths.h.size / self.claimed_ratio))
 
     def _check(self, shared_basis: SharedBasis, layout: Sequence[Spec]) -> None:
         if self.basis != "adaptive":
@@ -204,7 +234,7 @@ class Codec:
         return None if self.max_bytes is None else int(self.max_bytes)
 
 
-def _checked_size(name: str, value: Any) -> float:
+def _check_size(name: str, value: Any) -> float:
     """One of the numbers that say how large a payload may be, as Python's: those of numpy overflow when multiplied."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number, got {value!r}")
@@ -219,6 +249,14 @@ def _checked_size(name: str, value: Any) -> float:
     if name != "step" and number >= BEYOND:
         raise ValueError(f"{name} must be below 2^63, got {value!r}")
     return int(value) if isinstance(value, (int, np.integer)) else number
+
+
+def _carry(tensor: Tensor) -> Section:
+    """The section of a tensor that is not quantised."""
+    if tensor.kind == KEPT:
+        tensor.peak()  # refuses what is not finite
+        return FloatSection.of(tensor.array)
+    return IntegerSection.of(tensor.array)
 
 
 def _inner_product(a: Array, b: Array) -> float:

@@ -4,52 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from . import payload as pay
+from fedfq.types import Array
+
 from .arrays import as_torch
-from .basis import Known, Product, unit_columns
 from .errors import PayloadError
-from .kernels import LARGEST, Array, kernel
-from .layout import Spec, specs
+from .format import container
+from .format.container import DEFAULT_MAX_BYTES, Payload
+from .format.directions import KnownDirections
+from .format.layout import Spec
+from .format.parts import Part
+from .format.sections import Job, Surroundings
+from .kernels import FLOAT32_MAX
 from .parallel import Spread, with_workers
-from .quantize import LEVELS
-from .shared import SharedBasis
-from .tile import decode_tile
+from .shared_basis import SharedBasis
+from .tensors import specs
 
 PIECE = 1 << 16  # entries that are cast at a time
 
 T = TypeVar("T")
-
-# Width and level of the numbers that stand for them in a section of widths (codec.WIDTH_OFFSETS), as a share of a scale
-_WIDTH_CLASS = np.repeat(np.arange(3), [LEVELS[2], LEVELS[4], LEVELS[8]])
-_WIDTH_SHARE = np.concatenate([np.arange(1, s + 1) / s for s in (LEVELS[2], LEVELS[4], LEVELS[8])])
-
-
-class _Part(NamedTuple):
-    """Decoded entries of one tensor: `values` at `indices`; all of them; with `right`, the product values right^T."""
-
-    tensor: int
-    indices: Array | None
-    values: Array
-    right: Array | None = None
-
-    def add_to(self, total: Array, shape: tuple[int, ...], weight: float) -> None:
-        """total += weight * part."""
-        if self.indices is not None:
-            _scatter_add(total, self.indices, self.values, weight)
-            return
-        with np.errstate(over="ignore"):
-            if self.right is None:
-                total += self.values * total.dtype.type(weight)
-                np.clip(total, -LARGEST, LARGEST, out=total)
-            else:
-                most = LARGEST / self.right.shape[1]  # an infinite A times a V of 0 would be NaN
-                Product(np.clip(self.values * np.float32(weight), -most, most), self.right).add_to(total, shape)
 
 
 def decode(
@@ -57,7 +34,7 @@ def decode(
     *,
     like: Any = None,
     shared_basis: SharedBasis | None = None,
-    max_bytes: int = pay.DEFAULT_MAX_BYTES,
+    max_bytes: int = DEFAULT_MAX_BYTES,
     threads: int = 1,
 ) -> dict[str, Any]:
     """The update in a payload: names, shapes and dtypes as they were encoded.
@@ -74,10 +51,10 @@ def decode(
         raise ValueError(f"max_bytes must not be negative, got {max_bytes!r}")
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes)
-    return _returned(parsed.layout if layout is None else layout, decode_parsed(parsed, shared_basis, threads))
+    return _return(parsed.layout if layout is None else layout, decode_parsed(parsed, shared_basis, threads))
 
 
-def _returned(layout: Sequence[Spec] | None, arrays: Mapping[str, Array]) -> dict[str, Any]:
+def _return(layout: Sequence[Spec] | None, arrays: Mapping[str, Array]) -> dict[str, Any]:
     """The tensors in the order of the layout, as those of the model: torch's where its are."""
     assert layout is not None
     return {
@@ -86,15 +63,15 @@ def _returned(layout: Sequence[Spec] | None, arrays: Mapping[str, Array]) -> dic
     }
 
 
-def decode_parsed(parsed: pay.Payload, shared_basis: SharedBasis | None, threads: int = 1) -> dict[str, Array]:
+def decode_parsed(parsed: Payload, shared_basis: SharedBasis | None, threads: int = 1) -> dict[str, Array]:
     """`decode`, for a payload that was taken apart already: numpy arrays in the payload's order."""
     layout = parsed.layout
     assert layout is not None
-    known = _known(parsed, shared_basis)
+    known = _find_known(parsed, shared_basis)
 
     def assemble(spread: Spread) -> list[Array]:
-        parts = _parts(parsed, layout, known, spread)
-        return spread(lambda item: _assembled(*item), zip(layout, parts))
+        parts = _decode_parts(parsed, layout, known, spread)
+        return spread(lambda item: _assemble(*item), zip(layout, parts))
 
     arrays = with_workers(threads, assemble)
     return {spec.name: array for spec, array in zip(layout, arrays)}
@@ -111,13 +88,13 @@ def decode_each(
     parsed = parse(payload, specs(like))
     layout = parsed.layout
     assert layout is not None
-    known = _known(parsed, shared_basis)
-    parts = with_workers(1, lambda spread: _parts(parsed, layout, known, spread))
-    return [look(_assembled(spec, own)) for spec, own in zip(layout, parts)]
+    known = _find_known(parsed, shared_basis)
+    parts = with_workers(1, lambda spread: _decode_parts(parsed, layout, known, spread))
+    return [look(_assemble(spec, own)) for spec, own in zip(layout, parts)]
 
 
-def _assembled(spec: Spec, parts: list[_Part]) -> Array:
-    """The tensor that its parts make, in the memory that `payload.decoded_bytes` counts."""
+def _assemble(spec: Spec, parts: list[Part]) -> Array:
+    """The tensor that its parts make, in the memory that `container.decoded_bytes` counts."""
     if not parts:
         return np.zeros(spec.shape, spec.dtype)
     if not spec.is_float:
@@ -184,20 +161,20 @@ class Accumulator:
         scales: Mapping[str, float] | None = None,
     ) -> None:
         """Add weight times the payload's update; of tensors that are named in `scales`, so many times of it."""
-        weight = _checked_weight(weight)
+        weight = _check_weight(weight)
         parsed = parse(payload, self.layout)
         layout = parsed.layout
         assert layout is not None
-        known = _known(parsed, shared_basis)
+        known = _find_known(parsed, shared_basis)
 
-        def add(item: tuple[Spec, list[_Part]]) -> None:
+        def add(item: tuple[Spec, list[Part]]) -> None:
             spec, parts = item
             scale = 1.0 if scales is None else scales.get(spec.name, 1.0)
             for part in parts:
                 part.add_to(self._sums[spec.name], spec.shape, weight * scale)
 
         def add_all(spread: Spread) -> None:
-            parts = _parts(parsed, layout, known, spread)  # all of them, before anything is added
+            parts = _decode_parts(parsed, layout, known, spread)  # all of them, before anything is added
             with self._lock:
                 self._refuse_halfway()
                 self._halfway = True
@@ -213,15 +190,15 @@ class Accumulator:
             self._refuse_halfway()
             if self.weight == 0.0:
                 raise ValueError("nothing was added yet")
-            means = {spec.name: _mean(self._sums[spec.name], self.weight, spec) for spec in self.layout}
-        return _returned(self.layout, means)
+            means = {spec.name: _divide(self._sums[spec.name], self.weight, spec) for spec in self.layout}
+        return _return(self.layout, means)
 
     def _refuse_halfway(self) -> None:
         if self._halfway:
             raise ValueError("an addition was interrupted halfway, so the sums are of no use: begin again")
 
 
-def _checked_weight(weight: float) -> float:
+def _check_weight(weight: float) -> float:
     """As a float, also of an integer beyond 64 bits."""
     try:
         number = float(weight)
@@ -234,26 +211,24 @@ def _checked_weight(weight: float) -> float:
     return number
 
 
-def _mean(total: Array, weight: float, spec: Spec) -> Array:
+def _divide(total: Array, weight: float, spec: Spec) -> Array:
     with np.errstate(over="ignore"):  # a mean of the largest numbers may round up
         mean = total / total.dtype.type(weight)
-    np.clip(mean, -LARGEST, LARGEST, out=mean)
+    np.clip(mean, -FLOAT32_MAX, FLOAT32_MAX, out=mean)
     return _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
 
 
-def parse(
-    data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int = pay.DEFAULT_MAX_BYTES
-) -> pay.Payload:
-    """`payload.parse`, for payloads that can be decoded here."""
+def parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int = DEFAULT_MAX_BYTES) -> Payload:
+    """`container.parse`, for payloads that can be decoded here."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"a payload is bytes, got {type(data).__name__}")
-    parsed = pay.parse(bytes(data), like, max_bytes)
+    parsed = container.parse(bytes(data), like, max_bytes)
     if parsed.layout is None:
         raise PayloadError("layout", "the payload names its layout by digest only: pass like=model")
     return parsed
 
 
-def _known(parsed: pay.Payload, shared_basis: SharedBasis | None) -> Mapping[str, Known]:
+def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Mapping[str, KnownDirections]:
     """The directions that the payload was made with, by tensor."""
     if parsed.basis is None:
         return {}
@@ -269,86 +244,18 @@ def _known(parsed: pay.Payload, shared_basis: SharedBasis | None) -> Mapping[str
     return shared_basis.held
 
 
-def _parts(
-    parsed: pay.Payload, layout: Sequence[Spec], known: Mapping[str, Known], spread: Spread
-) -> list[list[_Part]]:
+def _decode_parts(
+    parsed: Payload, layout: Sequence[Spec], known: Mapping[str, KnownDirections], spread: Spread
+) -> list[list[Part]]:
     """What is not zero, decoded, by tensor: all of it, or an error."""
-    work: list[Callable[[], _Part]] = []
+    work: list[tuple[int, Job]] = []
     for number, (spec, section) in enumerate(zip(layout, parsed.sections)):
-        if section.kind in (pay.HALF, pay.SINGLE, pay.INTEGER, pay.INTEGER_DEFLATED):
-            work.append(partial(_whole, number, section, spec))
-        elif section.kind != pay.ZERO:
-            scales, body = None, section.body
-            if section.kind == pay.WIDTHS:
-                scales, body = pay.read_scales(section)
-            elif section.kind != pay.PLAIN:
-                rank, right, left, body = pay.read_factors(section, spec.shape)
-                step, directions = parsed.gain * parsed.step, known.get(spec.name)
-                work.append(partial(_decode_factors, number, rank, right, left, directions, step))
-                if not section.kind & pay.AND_PLAIN:
-                    continue
-            for coded in pay.read_tiles(body, spec.shape):
-                work.append(partial(_decode_tile, number, coded, scales, parsed))
-    parts: list[list[_Part]] = [[] for _ in layout]
-    for part in spread(lambda decode_part: decode_part(), work):
-        parts[part.tensor].append(part)
+        around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.get(spec.name))
+        work += [(number, job) for job in section.read(spec).jobs(spec, around)]
+    parts: list[list[Part]] = [[] for _ in layout]
+    for (number, _), part in zip(work, spread(lambda item: item[1](), work)):
+        parts[number].append(part)
     return parts
-
-
-def _whole(number: int, section: pay.Section, spec: Spec) -> _Part:
-    read = pay.read_floats if section.kind in (pay.HALF, pay.SINGLE) else pay.read_integers
-    return _Part(number, None, read(section, spec))
-
-
-def _decode_tile(number: int, coded: pay.CodedTile, scales: Array | None, parsed: pay.Payload) -> _Part:
-    if scales is None:
-        return _Part(
-            number, *decode_tile(coded.header, coded.stream, coded.tile, parsed.gain * parsed.step, parsed.shifts)
-        )
-    indices, codes = decode_tile(coded.header, coded.stream, coded.tile)
-    sizes = np.abs(codes).astype(np.int64) - 1
-    if sizes.max() >= _WIDTH_SHARE.size:
-        raise PayloadError("malformed", "a level that no width has")
-    values = np.sign(codes) * (parsed.gain * scales.astype(np.float64)[_WIDTH_CLASS[sizes]] * _WIDTH_SHARE[sizes])
-    return _Part(number, indices, np.clip(values, -LARGEST, LARGEST).astype(np.float32))
-
-
-def _decode_factors(
-    number: int, rank: int, right: pay.CodedSide, left: pay.CodedSide, known: Known | None, step: float
-) -> _Part:
-    """A V^T with unit columns in V and the levels of A in steps. (No shifts: the rest was made for just this.)"""
-    rows = _decode_side(left, None if known is None else known.left, rank)
-    columns = _decode_side(right, None if known is None else known.right, rank)
-    if step * max(1.0, float(np.abs(rows).max())) * rank > LARGEST:  # in known directions levels may be below 1
-        raise PayloadError("malformed", "factors whose product exceeds float32")
-    return _Part(number, None, rows * np.float32(step), unit_columns(columns))
-
-
-def _decode_side(coded: pay.CodedSide, known: Array | None, rank: int) -> Array:
-    """Levels of one factor: those of its entries, and those in known directions, which need not be whole numbers."""
-    held = 0 if known is None else known.shape[1]
-    if coded.directions > held:
-        raise PayloadError("malformed", f"{coded.directions} known directions, of which the shared basis has {held}")
-    if coded.inside is None:
-        assert coded.rest is not None
-        return _dense(coded.rest, rank)
-    assert known is not None
-    made = known[:, : coded.directions] @ _dense(coded.inside, rank)
-    return made if coded.rest is None else made + _dense(coded.rest, rank)
-
-
-def _dense(coded: pay.CodedTile, rank: int) -> Array:
-    indices, levels = decode_tile(coded.header, coded.stream, coded.tile)
-    dense = np.zeros(coded.tile.height * rank, np.float32)
-    dense[indices] = levels
-    return dense.reshape(-1, rank)
-
-
-@kernel
-def _scatter_add(flat: Array, indices: Array, values: Array, weight: float) -> None:
-    for k in range(indices.size):
-        total = flat[indices[k]] + weight * np.float64(values[k])
-        flat[indices[k]] = min(max(total, -LARGEST), LARGEST)
 
 
 def _as_dtype(flat: Array, dtype: np.dtype[Any]) -> Array:

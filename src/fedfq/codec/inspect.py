@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import payload as pay
 from .decode import parse
-from .layout import Spec, raw_bytes, specs
+from .format.container import RawSection
+from .format.layout import Spec, raw_bytes
+from .format.sections import kind_name
+from .tensors import specs
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes=1 << 62)
     assert parsed.layout is not None
-    found = {spec.name: _tensor(spec, section) for spec, section in zip(parsed.layout, parsed.sections)}
+    found = {spec.name: _describe(spec, section) for spec, section in zip(parsed.layout, parsed.sections)}
     tensors = tuple(found[spec.name] for spec in layout or parsed.layout)
     raw = raw_bytes(parsed.layout)
     parameters = sum(spec.size for spec in parsed.layout if spec.is_float)  # as `Codec(bits_per_parameter=)` counts
@@ -69,28 +71,15 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
     )
 
 
-def _tensor(spec: Spec, section: pay.Section) -> TensorReport:
-    size = 1 + (len(section.body) + len(pay.varint(len(section.body))) if section.kind != pay.ZERO else 0)
-    rank = 0
-    nonzeros = spec.size
-    if section.kind == pay.ZERO:
-        nonzeros = 0
-    elif section.kind in (pay.WIDTHS, *pay.STEPPED_KINDS):
-        nonzeros, body = 0, section.body
-        if section.kind == pay.WIDTHS:
-            body = pay.read_scales(section)[1]
-        elif section.kind != pay.PLAIN:
-            rank, right, left, body = pay.read_factors(section, spec.shape)
-            nonzeros = right.nonzeros + left.nonzeros
-        if section.kind not in pay.FACTOR_KINDS or section.kind & pay.AND_PLAIN:
-            nonzeros += sum(coded.header.nonzeros for coded in pay.read_tiles(body, spec.shape))
+def _describe(spec: Spec, raw: RawSection) -> TensorReport:
+    section = raw.read(spec)
     return TensorReport(
         name=spec.name,
         shape=spec.shape,
         dtype=str(spec.dtype),
-        kind=pay.KIND_NAMES[section.kind],
-        bytes=size,
-        nonzeros=nonzeros,
-        rank=rank,
-        bits_per_parameter=8 * size / max(1, spec.size),
+        kind=kind_name(raw.kind),
+        bytes=raw.size,
+        nonzeros=section.nonzeros(spec),
+        rank=section.rank,
+        bits_per_parameter=8 * raw.size / max(1, spec.size),
     )

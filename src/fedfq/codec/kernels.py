@@ -13,9 +13,8 @@ from numba.extending import intrinsic as _intrinsic
 
 from .cache import keep
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Int = Any  # in kernels: an int to Python, an int64 once compiled
-LARGEST = float(np.finfo(np.float32).max)
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 U = np.uintp  # for indices in hot loops: numba does not look whether they are negative
 
 

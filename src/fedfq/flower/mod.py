@@ -22,9 +22,10 @@ from flwr.common.logger import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.codec import Codec
-from fedfq.codec.layout import raw_bytes, read, specs
+from fedfq.codec.format.layout import raw_bytes
 from fedfq.codec.ratio import DEFAULT_RATIO
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.shared_basis import SharedBasis
+from fedfq.codec.tensors import read, specs
 from fedfq.feedback import ErrorFeedback
 
 from .arrays import HOW_TO_SEND_BFLOAT16, UPDATE, NDArray, blob, difference, digest, packed_views, unpack, views

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 
 from fedfq.codec.decode import Accumulator, decode, decode_each
 from fedfq.codec.errors import PayloadError
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.shared_basis import SharedBasis
 
 from . import limits
 from .arrays import Decoded, NDArray, as_dtype, moved, packed_views

@@ -32,7 +32,8 @@ from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedCl
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.errors import PayloadError
-from fedfq.codec.layout import raw_bytes, specs
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.tensors import specs
 from fedfq.federation.downlink import models_sent
 
 from .arrays import digest, pack, views

@@ -22,7 +22,7 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
-from fedfq.codec.quantize import stream_key
+from fedfq.codec.format.random_numbers import stream_key
 from fedfq.codec.ratio import check_ratio
 
 from .bits import MAX_FIELD_BITS, BitReader, fields, golomb, golomb_parameter, read_fields, write

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
-from fedfq.codec.kernels import Array, Int, U, kernel
+from fedfq.codec.kernels import Int, U, kernel
+from fedfq.types import Array
 
 from .wire import Reader
 

@@ -25,8 +25,8 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 
 from fedfq.codec.errors import BudgetError, PayloadError
+from fedfq.codec.format.random_numbers import stream_key, uniform
 from fedfq.codec.kernels import Int, U, kernel
-from fedfq.codec.quantize import stream_key, uniform
 from fedfq.codec.ratio import check_ratio
 
 from .bits import BitReader, Codes, fields, write

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator, decode
 from fedfq.codec.ratio import DEFAULT_RATIO
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.shared_basis import SharedBasis
 from fedfq.feedback import ErrorFeedback
 
 from .method import CLAIMED_RATIO, ERROR_FEEDBACK, RATIO, Method, Order, Server, State, Update, Upload

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedfq.codec.layout import specs
+from fedfq.codec.tensors import specs
 
 Array = np.ndarray[Any, Any]
 Update = Mapping[str, Array]

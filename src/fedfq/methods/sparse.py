@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from fedfq.codec.errors import BudgetError
+from fedfq.codec.format.random_numbers import uniform
 from fedfq.codec.kernels import Int, U, kernel
-from fedfq.codec.quantize import uniform
 
 from .method import Array
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from fedfq.codec.codec import KEEP
 from fedfq.codec.errors import BudgetError, PayloadError
-from fedfq.codec.layout import EXACT, KEPT, QUANTIZED, Tensor, raw_bytes, read, specs
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.tensors import EXACT, KEPT, QUANTIZED, Tensor, read, specs
 
 from .method import LARGEST, Array, State, Update
 

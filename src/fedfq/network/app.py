@@ -32,7 +32,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator
-from fedfq.codec.shared import SharedBasis
+from fedfq.codec.shared_basis import SharedBasis
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower.arrays import record, tensors
 from fedfq.network.links import counters

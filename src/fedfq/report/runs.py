@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import fedfq
-from fedfq.codec.layout import raw_bytes, specs
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.tensors import specs
 from fedfq.federation.config import Config, from_json
 from fedfq.files import read_tensors
 

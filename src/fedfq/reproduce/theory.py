@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fedfq.codec.quantize import dequantize_levels, stochastic_levels
+from fedfq.codec.encoder.width_levels import dequantize_levels, stochastic_levels
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Quantizer = Callable[[Array, int, int], Array]  # of a round's updates, a row each, with a seed and the round's number

@@ -1,0 +1,210 @@
+"""The container: head, layout, step and sections of a payload. docs/FORMAT.md says it in words.
+
+Untrusted bytes are read in this package only. Nothing is allocated from a number in a payload before that number was
+checked against the bytes that are there, the layout or the caller's limit.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedfq.types import Array
+
+from ..errors import PayloadError
+from .layout import DIGEST_BYTES, Spec, digest, read_table, sort_by_name, write_table
+from .probability import SHIFTS
+from .reader import ByteReader, malformed, varint
+from .sections import SECTIONS, ZERO, Section, ZeroSection, kind_name, needs_basis
+
+MAGIC = b"FQ"
+VERSION = 1
+HEAD = struct.Struct("<2sBBI")  # magic, version, flags, checksum
+
+LAYOUT_IS_DIGEST = 1
+HAS_STEP = 2
+HAS_GAIN = 4
+HAS_BASIS = 8
+
+SHIFT_UNIT = 1 / 256  # of a step
+DEFAULT_MAX_BYTES = 1 << 30  # of a decoded update
+
+
+# Writing
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What an encoder decided: the sections of quantised tensors by name, the step and the shifts that they share.
+
+    Tensors that are not named are all zero.
+    """
+
+    sections: Mapping[str, Section] = field(default_factory=dict)
+    step: float | None = None
+    shifts: Array | None = None  # int8, in units of SHIFT_UNIT; with a step only
+
+    def step_bytes(self) -> bytes:
+        """The step and those shifts that are used."""
+        if self.step is None or self.shifts is None:
+            return b""
+        used = np.flatnonzero(self.shifts)
+        first, last = (int(used[0]), int(used[-1])) if used.size else (1, 0)
+        return struct.pack("<fB", self.step, first << 4 | last) + self.shifts[first : last + 1].tobytes()
+
+
+class Container:
+    """A payload without its quantised tensors. It tells what an encoding will take, and writes it."""
+
+    def __init__(
+        self,
+        layout: Sequence[Spec],
+        fixed: Mapping[str, Section],
+        *,
+        as_digest: bool,
+        with_gain: bool = False,
+        basis: bytes | None = None,
+    ) -> None:
+        """`fixed` are the sections of tensors that are not quantised; `basis` is the digest of the shared basis.
+
+        A digest does not tell the order of names, so sections then follow their sorted order.
+        """
+        self.fixed = fixed
+        self.order = [spec.name for spec in (sort_by_name(layout) if as_digest else layout)]
+        self.with_gain = with_gain
+        self._flags = LAYOUT_IS_DIGEST * as_digest | HAS_GAIN * with_gain | HAS_BASIS * (basis is not None)
+        table = b"" if as_digest else write_table(layout)
+        self._table = (basis or b"") + (digest(layout) if as_digest else varint(len(table)) + table)
+        self._fixed_size = HEAD.size + 4 * with_gain + len(self._table)
+        self.minimum = self.size(Encoding())
+
+    def _sections(self, encoding: Encoding) -> list[Section]:
+        zero = ZeroSection()
+        return [self.fixed.get(name) or encoding.sections.get(name) or zero for name in self.order]
+
+    def size(self, encoding: Encoding) -> int:
+        """The length of `to_bytes(encoding)`."""
+        sections = sum(section.size for section in self._sections(encoding))
+        return self._fixed_size + len(encoding.step_bytes()) + sections
+
+    def to_bytes(self, encoding: Encoding, gain: float = 1.0) -> bytes:
+        """The payload. The gain is written where the container has one."""
+        body = bytearray(struct.pack("<f", gain) if self.with_gain else b"")
+        body += self._table
+        step = encoding.step_bytes()
+        body += step
+        for section in self._sections(encoding):
+            body += section.to_bytes()
+        head = HEAD.pack(MAGIC, VERSION, self._flags | HAS_STEP * bool(step), 0)[:4]
+        return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + bytes(body)
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class RawSection:
+    """One tensor's part of a payload, not yet looked into."""
+
+    kind: int
+    body: bytes | memoryview
+
+    def read(self, spec: Spec) -> Section:
+        return SECTIONS[self.kind].from_bytes(self.kind, self.body, spec)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the payload: the kind, and unless it is zero the body and its length."""
+        return 1 if self.kind == ZERO else 1 + len(varint(len(self.body))) + len(self.body)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A payload taken apart, nothing decoded. `layout` is None where it is a digest and no model was given."""
+
+    layout: list[Spec] | None
+    digest: bytes | None
+    basis: bytes | None  # the digest of the shared basis it was made with
+    gain: float  # what all quantised tensors are multiplied with
+    step: float
+    shifts: Array  # float32: reconstruction of |level| is |level| + shift, in steps
+    sections: list[RawSection]
+
+
+def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DEFAULT_MAX_BYTES) -> Payload:
+    """Take a payload apart. With `like`, another layout is refused here, before anything is allocated."""
+    flags, reader = _open(data)
+    gain = reader.float32() if flags & HAS_GAIN else 1.0
+    if not (math.isfinite(gain) and gain > 0):
+        malformed(f"a gain of {gain}")
+    basis = bytes(reader.take(8)) if flags & HAS_BASIS else None
+    named = None
+    layout = like
+    if flags & LAYOUT_IS_DIGEST:
+        named = bytes(reader.take(DIGEST_BYTES))
+        if like is not None:
+            if digest(like) != named:
+                raise PayloadError("layout", "the payload's layout digest is not that of the given model")
+            layout = sort_by_name(like)
+    else:
+        layout = read_table(reader.take(reader.varint()), like, most_tensors=len(data))
+    if layout is not None and like is None and (size := decoded_bytes(layout)) > max_bytes:
+        raise PayloadError("limit", f"the update takes {size} bytes decoded, more than the limit of {max_bytes}")
+    step, shifts = _read_step(reader) if flags & HAS_STEP else (0.0, np.zeros(SHIFTS, np.float32))
+    sections = []
+    for k in range(len(layout)) if layout is not None else range(len(data)):
+        if layout is None and reader.left() == 0:
+            break
+        sections.append(_read_section(reader, None if layout is None else layout[k], flags))
+    if reader.left():
+        malformed(f"{reader.left()} bytes follow the last section")
+    return Payload(layout, named, basis, gain, step, shifts, sections)
+
+
+def decoded_bytes(layout: Sequence[Spec]) -> int:
+    return sum(spec.size * max(4, spec.dtype.itemsize) for spec in layout)
+
+
+def _open(data: bytes | memoryview) -> tuple[int, ByteReader]:
+    reader = ByteReader(data)
+    if bytes(reader.data[:2]) != MAGIC[: len(reader.data)]:
+        raise PayloadError("magic", "this is not a fedfq payload")
+    _, version, flags, checksum = HEAD.unpack(reader.take(HEAD.size))
+    if version != VERSION:
+        raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
+    if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:
+        raise PayloadError("checksum", "the payload is damaged: its checksum does not match")
+    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN | HAS_BASIS):
+        raise PayloadError("version", f"the payload uses features this release does not know (flags {flags:#04x})")
+    return flags, reader
+
+
+def _read_step(reader: ByteReader) -> tuple[float, Array]:
+    step = reader.float32()
+    if not (math.isfinite(step) and step > 0):
+        malformed(f"a step of {step}")
+    span = reader.byte()
+    first, last = span >> 4, span & 15
+    shifts = np.zeros(SHIFTS, np.float32)
+    packed = reader.take(max(0, last + 1 - first))
+    shifts[first : first + len(packed)] = np.frombuffer(packed, np.int8) * np.float32(SHIFT_UNIT)
+    return step, shifts
+
+
+def _read_section(reader: ByteReader, spec: Spec | None, flags: int) -> RawSection:
+    kind = reader.byte()
+    if kind not in SECTIONS:
+        raise PayloadError("version", f"a section of unknown kind {kind}")
+    section = SECTIONS[kind]
+    if spec is not None and not (section.for_floats if spec.is_float else section.for_integers):
+        malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {kind_name(kind)} section")
+    if section.needs_step and not flags & HAS_STEP:
+        malformed(f"a {kind_name(kind)} section in a payload without a step")
+    if needs_basis(kind) and not flags & HAS_BASIS:
+        malformed(f"a {kind_name(kind)} section in a payload without a shared basis")
+    return RawSection(kind, b"" if kind == ZERO else reader.take(reader.varint()))

@@ -1,0 +1,60 @@
+"""Untrusted bytes: a cursor that cannot leave them, and the numbers of variable length in them."""
+
+from __future__ import annotations
+
+import struct
+from typing import NoReturn
+
+from ..errors import PayloadError
+
+
+def varint(value: int) -> bytes:
+    """A number as 7 bits per byte, the lowest first, the top bit set on all but the last."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def malformed(message: str) -> NoReturn:
+    """Refuse what no encoder writes."""
+    raise PayloadError("malformed", message)
+
+
+class ByteReader:
+    """A cursor over untrusted bytes that cannot leave them."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = memoryview(data)
+        self.at = 0
+
+    def left(self) -> int:
+        return len(self.data) - self.at
+
+    def take(self, size: int) -> memoryview:
+        if size > self.left():
+            raise PayloadError("truncated", f"{size} bytes expected, {self.left()} left")
+        self.at += size
+        return self.data[self.at - size : self.at]
+
+    def rest(self) -> memoryview:
+        return self.take(self.left())
+
+    def byte(self) -> int:
+        return self.take(1)[0]
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 63, 7):
+            byte = self.byte()
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if byte == 0 and shift:
+                    malformed("a number is longer than it needs to be")
+                return value
+        malformed("a number exceeds 63 bits")
+
+    def float32(self) -> float:
+        return float(struct.unpack("<f", self.take(4))[0])

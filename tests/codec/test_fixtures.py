@@ -27,7 +27,8 @@ def test_every_case_has_its_files() -> None:
 def test_frozen_payloads_decode_to_the_same_bits(case: str) -> None:
     payload = (FOLDER / f"{case}.fq").read_bytes()
     update, options = CASES[case]
-    assert_identical(decode(payload, like=update), expected(case))
+    as_in_update = {name: expected(case)[name] for name in update}  # files of digests have them sorted
+    assert_identical(decode(payload, like=update), as_in_update)
     if options.get("layout") == "digest":
         with pytest.raises(PayloadError, match="like="):
             decode(payload)

@@ -205,7 +205,7 @@ def test_what_is_no_tensor(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
 def test_compressed_sparse_tensors_are_refused_too() -> None:
-    with pytest.raises(TypeError, match="tensor 'layer.weight' must be a numpy array or a dense torch tensor"):
+    with pytest.raises(TypeError, match="tensor 'layer.weight' must be an array or a dense torch tensor"):
         read({"layer.weight": torch.eye(4).to_sparse_csr()})
 
 

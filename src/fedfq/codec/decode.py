@@ -116,7 +116,8 @@ def _cast_in_place(flat: Array, size: int, dtype: np.dtype[Any]) -> Array:
     starts = range(0, size, PIECE)
     for start in starts if dtype.itemsize < 4 else reversed(starts):
         piece = slice(start, min(start + PIECE, size))
-        result[piece] = _as_dtype(flat[piece].copy(), dtype)
+        numbers = flat[piece].copy()
+        result[piece] = numbers if dtype.itemsize > 4 else _as_dtype(numbers, dtype)
     if dtype.itemsize < 4:
         del result
         flat.resize(-(-size * dtype.itemsize // 4), refcheck=False)  # what is no longer needed goes back

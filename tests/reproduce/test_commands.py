@@ -1,5 +1,6 @@
 """`fedfq reproduce` as its users meet it."""
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from fedfq.cli import app
 from fedfq.federation.folder import Folder
 from fedfq.reproduce import cells
 from fedfq.reproduce import run as run_module
+from tests.federation.test_commands import interrupted
 from tests.reproduce.small import COLUMNS, IID, write_cell
 from tests.test_cli import ok, refused
 
@@ -49,6 +51,16 @@ def test_a_failed_cell_is_in_the_table_and_in_the_exit_code(small: Path, monkeyp
     assert "failed: out of luck" in (small / "table1.md").read_text("utf-8")
     ok(*arguments)
     assert "failed" not in (small / "table1.md").read_text("utf-8")
+
+
+def test_an_interrupted_reproduction_goes_on_with_the_next_call(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("reproduce", "table1", "--only", "digits-iid", "--only", "fedavg", "--only", "fedfq@128", *ONE)
+    result = interrupted(monkeypatch, signal.SIGINT, *arguments)
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "fedfq: interrupted; the same command goes on there"
+    assert "failed" not in (small / "table1.md").read_text("utf-8")
+    ok(*arguments)
+    assert len(Folder(small / "digits-iid" / "fedfq@128-0").rounds()) == 2
 
 
 def test_a_cell_that_another_process_runs_is_named(small: Path) -> None:

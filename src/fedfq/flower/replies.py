@@ -22,9 +22,6 @@ from .order import printable, unseal
 DROPPED, SCALED, REWEIGHTED = "fedfq-dropped", "fedfq-scaled", "fedfq-reweighted"
 MEDIAN_NORM, LARGEST_NORM, LARGEST_SHARE = "fedfq-norm-median", "fedfq-norm-largest", "fedfq-share-largest"
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # beyond, no numbers of examples; nor could float32 sums hold them
-    1e-30,
-    1e30,
-)  # weights beyond are no numbers of examples, and float32 sums could not hold them
 WORST_NMSE = 1.1  # a payload of zeros has 1, and no honest one is much worse
 
 

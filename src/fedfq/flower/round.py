@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Total(Accumulator):
-    """The mean of updates of which some are scaled down: they count by their whole weight."""
+    """An accumulator that gives its memory back while the mean is made."""
 
     def means(self) -> Iterator[tuple[str, NDArray]]:
         """The mean, tensor by tensor; each sum is forgotten first, so that the two never take two models' memory."""
@@ -37,8 +37,8 @@ class Total(Accumulator):
 class Round:
     """What the server knows in a round.
 
-    A payload is decoded twice: by `measure`, to see whether it is sound and how long it is, one at a time; and when it
-    is added or read, once all lengths and with them the scales are known.
+    A payload is decoded twice: by `measure`, one tensor at a time, to see whether it is sound and how long it is; and,
+    once the lengths of all are known, when it is added up or read.
     """
 
     def __init__(
@@ -118,11 +118,10 @@ class Round:
         update = self._with_basis(lambda basis: decode(payload, like=self.base, shared_basis=basis))
         limits.scale(update, scales)
         # The client clipped what it encoded; what is decoded may be a little longer.
-        if (
-            self._clipping_norm is not None
-            and (norm := limits.norms(map(limits.energies, update.values())).floats) > self._clipping_norm
-        ):
-            limits.scale(update, Pair(self._clipping_norm / norm, 1.0))
+        if self._clipping_norm is not None:
+            norm = limits.norms(map(limits.energies, update.values())).floats
+            if norm > self._clipping_norm:
+                limits.scale(update, Pair(self._clipping_norm / norm, 1.0))
         return update
 
     def _with_basis(self, use: Callable[[SharedBasis | None], T]) -> T:

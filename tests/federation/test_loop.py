@@ -19,6 +19,7 @@ from fedfq.federation.clients import Answer, Clients, Job, Worker
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import Federation, run
+from fedfq.methods import RoundContext
 from fedfq.methods.method import Method, Order, State, Update, Upload
 
 SMALL = {"task": "digits", "rounds": 4, "clients": 8, "per_round": 3, "local_steps": 2, "checkpoint_every": 2}
@@ -341,7 +342,7 @@ def test_a_client_that_lacks_the_initial_model_is_understood(tmp_path: Path) -> 
     with Clients(settings, None, tmp_path, 1) as clients:
         federation = Federation(settings, clients)
         federation.step()
-        clients.worker._derived = (2, None)
+        clients.worker._context = RoundContext(2)
         line, _ = federation.step()
         assert line["rejected"] == [] and federation.sample is not None
         assert inspect(federation.sample, like=federation.theta).shared_basis is None

@@ -9,8 +9,8 @@ from flwr.clientapp import ClientApp
 from flwr.common import serde
 from flwr.serverapp import Grid
 
-from fedfq.flower.arrays import UPDATE, blob
-from fedfq.flower.order import ORDER, seal, unseal
+from fedfq.flower.arrays import blob
+from fedfq.flower.protocol import ORDER, UPDATE, seal, unseal
 from tests.updates import Array as NDArray
 from tests.updates import network
 

@@ -17,7 +17,7 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import run, sample
 from fedfq.files import read_tensors
 from fedfq.flower import Compressed, app
-from fedfq.flower.order import TAG_BYTES
+from fedfq.flower.protocol import TAG_BYTES
 from fedfq.flower.replies import Arrivals
 from tests.flower.local import RUN, LocalGrid, payload_of, record
 from tests.network.test_links import heed_signals
@@ -93,7 +93,7 @@ def test_a_node_that_is_gone_has_not_replied(tmp_path: Path) -> None:
     strategy, folder = Compressed(app.Sampled(config, [4, 3, 2, 1])), Folder(tmp_path)
     first, second, third = sample(config, 1)
     strategy.last = Arrivals(3, 100, [14 - first], [(14 - second, "it failed"), (1, "Node Unavailable")])
-    ledger = app.Ledger(config, folder, task, data, model, strategy, [14, 13, 12, 11])
+    ledger = app.RunLedger(config, folder, task, data, model, strategy, [14, 13, 12, 11])
     ledger.after_round(1, record(state(model)))
     assert folder.rounds()[0]["rejected"] == [
         {"client": number, "reason": reason}

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
-from fedfq.flower.arrays import MODEL, Decoded, as_dtype, difference, digest, moved, pack, unpack, views
+from fedfq.flower.arrays import Decoded, as_dtype, difference, digest, moved, pack, unpack, views
+from fedfq.flower.protocol import MODEL
 from tests.flower.local import arrays, record
 from tests.updates import assert_identical, network
 

@@ -23,7 +23,8 @@ from flwr.serverapp.strategy import (
 
 import fedfq
 from fedfq.flower import Compressed, fedfq_mod
-from fedfq.flower.arrays import UPDATE, blob
+from fedfq.flower.arrays import blob
+from fedfq.flower.protocol import UPDATE
 from tests.flower.local import LocalGrid, app, arrays, change_payloads, record, travelled
 from tests.updates import Array as NDArray
 from tests.updates import assert_identical, network

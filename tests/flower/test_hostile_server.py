@@ -13,8 +13,8 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower import memory as client_memory
-from fedfq.flower.arrays import ALIGNED, LONGEST_TABLE, MODEL, blob, digest, pack
-from fedfq.flower.order import ORDER
+from fedfq.flower.arrays import ALIGNED, LONGEST_TABLE, blob, digest, pack
+from fedfq.flower.protocol import MODEL, ORDER
 from tests.flower.local import LocalGrid, app, record
 from tests.updates import network
 

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedfq.flower.order import TAG_BYTES
+from fedfq.flower.protocol import TAG_BYTES
 from tests.flower.local import LocalGrid
 
 README = Path(__file__).parents[2] / "README.md"

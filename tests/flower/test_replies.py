@@ -3,9 +3,10 @@
 import pytest
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
-from fedfq.flower.arrays import UPDATE, blob
+from fedfq.flower.arrays import blob
 from fedfq.flower.limits import Pair
-from fedfq.flower.replies import Ledger, read, usual_kinds
+from fedfq.flower.protocol import UPDATE
+from fedfq.flower.replies import RoundLedger, read, usual_kinds
 
 
 def answer(node=1, **metrics):
@@ -24,7 +25,7 @@ def test_a_tie_is_won_by_what_was_usual_then_by_name_and_never_by_who_was_first(
 
 @pytest.mark.parametrize("nmse", [1e300, 1.2, -0.1, float("nan"), float("inf"), [0.5]])
 def test_an_error_that_no_payload_has_is_left_out(nmse):
-    ledger = Ledger(1000)
+    ledger = RoundLedger(1000)
     for each in (
         answer(1, fedfq_nmse=0.1),
         answer(2, fedfq_nmse=0.2),
@@ -36,14 +37,14 @@ def test_an_error_that_no_payload_has_is_left_out(nmse):
 
 
 def test_one_client_hardly_moves_the_rounds_error():
-    ledger = Ledger(1000)
+    ledger = RoundLedger(1000)
     for each in (answer(1, fedfq_nmse=0.1), answer(2, fedfq_nmse=0.1), answer(3, fedfq_nmse=1.0)):
         ledger.accept(each, each.weight)
     assert ledger.metrics(None)["fedfq-nmse"] == 0.1
 
 
 def test_metrics_say_who_counted_for_less():
-    ledger = Ledger(1000)
+    ledger = RoundLedger(1000)
     for node, norm in ((1, 2.0), (2, 3.0), (3, 400.0)):
         each = answer(node)
         each.norms, each.scales = Pair(norm, 0.0), Pair(min(1.0, 20 / norm), 1.0)
@@ -59,7 +60,7 @@ def test_metrics_say_who_counted_for_less():
 
 
 def test_a_client_cannot_write_lines_of_the_log():
-    ledger = Ledger(1000)
+    ledger = RoundLedger(1000)
     ledger.drop(1, "metrics", "it has a\n2026-01-01 all is well\x1b[2J")
     ledger.failed(2, "oops\nfake")
     assert [reason for _, reason in ledger.arrivals(1).dropped] == [

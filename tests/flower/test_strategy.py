@@ -33,7 +33,7 @@ from flwr.serverapp.strategy import (
 
 import fedfq
 from fedfq.flower import Compressed, fedfq_mod
-from fedfq.flower.order import TAG_BYTES
+from fedfq.flower.protocol import TAG_BYTES
 from tests.flower.local import LocalGrid, app, arrays, change_payloads, number, payload_of, record, travelled
 from tests.updates import Array as NDArray
 from tests.updates import assert_identical, network

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedfq.codec.errors import BudgetError
-from fedfq.methods import METHODS, Method, Order, Upload, make, options_of
+from fedfq.methods import METHODS, Method, Order, RoundContext, Upload, make, options_of
 from tests.updates import Array, raw_size
 
 VARIANTS = {
@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in 
 
 
 def order(seed: int = 7, round: int = 1, client: int = 0, announcement: bytes = b"") -> Order:
-    return Order(round, client, seed, announcement)
+    return Order(RoundContext(round), client, seed, announcement)
 
 
 def method(case: str, **options: Any) -> Method:

@@ -36,11 +36,12 @@ def asked_for(name, is_warm):
     server, model, memories, written = method.server(LIKE), LIKE, Memories(Path(tempfile.mkdtemp())), None
     rng = np.random.default_rng(1)
     for round_ in (1, 2):
-        server.derived = method.derive(model, LIKE)
+        context = method.open_round(round_, model, LIKE)
+        server.open_round(context)
         announcement = server.announce({5: 2.0}).get(5, b"")
         update = {n: np.asarray(rng.laplace(0, 0.1, v.shape)).astype(v.dtype) for n, v in LIKE.items()}
         memory = memories.read(5, written)
-        upload = method.encode(update, memory, Order(round_, 5, 9, announcement, server.derived))
+        upload = method.encode(update, memory, Order(context, 5, 9, announcement))
         memories.write(5, round_, upload.memory)
         written = round_ if upload.memory else None
         server.receive(5, upload.payload, 2.0)

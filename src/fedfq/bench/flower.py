@@ -84,7 +84,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
 from fedfq.bench.flower_app import made_up, step
 from fedfq.flower.mod import fedfq_mod
-from fedfq.flower.order import ORDER, seal, unseal
+from fedfq.flower.protocol import ORDER, seal, unseal
 from fedfq.flower.strategy import Compressed
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))

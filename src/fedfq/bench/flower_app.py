@@ -16,7 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
 from fedfq.flower.arrays import record, tensors
-from fedfq.flower.mod import ORDER, fedfq_mod
+from fedfq.flower.mod import fedfq_mod
+from fedfq.flower.protocol import ORDER
 from fedfq.flower.strategy import Compressed
 
 HEIGHT, WIDTH = 512, 4096  # of a tensor of the made-up model

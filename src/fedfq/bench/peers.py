@@ -63,7 +63,7 @@ def ours(name: str, update: Update, ratio: float, basis: fedfq.SharedBasis | Non
 def peer(name: str, update: Update, **options: Any) -> Result:
     """One of the methods that others use, as this project implements it, with a memory that is empty."""
     method = methods.make(PEERS.get(name, name.lower()), **options)
-    order = methods.Order(round=0, client=0, seed=0)
+    order = methods.Order(methods.RoundContext(), client=0, seed=0)
     encode_s, upload = best(lambda: method.encode(update, {}, order))
     decode_s, decoded = best(lambda: method.decode(upload.payload, update))
     return Result(name, len(upload.payload), nmse(update, decoded), encode_s, decode_s)

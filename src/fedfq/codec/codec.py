@@ -25,6 +25,8 @@ from .ratio import DEFAULT_RATIO, check_ratio
 from .shared_basis import SharedBasis
 from .tensors import KEPT, QUANTIZED, Tensor, read
 
+Gain = Literal["none", "norm", "full"]
+GAINS = ("none", "norm", "full")
 KEEP = ("*running_mean", "*running_var")
 BEYOND = 1 << 63  # no budget or ratio is so large
 
@@ -50,8 +52,8 @@ class Codec:
                of the rest, whichever is best; "identity": always the first. Only waterfill with a dead zone is adaptive
     rounding   "deadzone" or "stochastic" (unbiased, at many times the error below 2 bits per parameter). The default is
                "deadzone" for waterfill and "stochastic", as in the paper, for exact and cgsa
-    gain       True: scale what is decoded so that <h, decoded> = <h, h>, which undoes the shrinking of a dead zone, for
-               a larger error; "norm": so that ||decoded|| = ||h||, about half of that
+    gain       "none" (or False); "full" (or True): scale what is decoded so that <h, decoded> = <h, h>, which undoes
+               the shrinking of a dead zone, for a larger error; "norm": so that ||decoded|| = ||h||, about half of that
     layout     "full" puts names and shapes into the payload, "digest" 8 bytes that stand for them: decoding then needs
                `like=`
     keep       name patterns (as of `fnmatch`) of tensors sent as float16
@@ -69,7 +71,7 @@ class Codec:
         allocator: Literal["waterfill", "exact", "cgsa"] = "waterfill",
         basis: Literal["adaptive", "identity"] | None = None,
         rounding: Literal["deadzone", "stochastic"] | None = None,
-        gain: bool | Literal["norm"] = False,
+        gain: Gain | bool = False,
         layout: Literal["full", "digest"] = "full",
         keep: Sequence[str] = KEEP,
         threads: int = 1,
@@ -89,7 +91,9 @@ class Codec:
         sizes[given[0]] = _check_size(given[0], sizes[given[0]])
         _one_of("allocator", allocator, ("waterfill", "exact", "cgsa"))
         _one_of("layout", layout, ("full", "digest"))
-        _one_of("gain", gain, (False, True, "norm"))
+        if isinstance(gain, bool):
+            gain = "full" if gain else "none"
+        _one_of("gain", gain, GAINS)
         if rounding is None:
             rounding = "deadzone" if allocator == "waterfill" else "stochastic"
         _one_of("rounding", rounding, ("deadzone", "stochastic"))
@@ -136,7 +140,7 @@ class Codec:
         tensors = read(update, self.keep)
         container, encoding = self._encode(tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
-        if not self.gain:
+        if self.gain == "none":
             return payload
         decoded = self._decode(payload, tensors, shared_basis)
         return container.to_bytes(encoding, self._find_gain(tensors, decoded))
@@ -148,7 +152,7 @@ class Codec:
         container, encoding = self._encode(tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
         decoded = self._decode(payload, tensors, shared_basis)
-        if self.gain:
+        if self.gain != "none":
             payload = container.to_bytes(encoding, self._find_gain(tensors, decoded))
         return payload, decoded
 
@@ -186,7 +190,7 @@ class Codec:
             layout,
             {tensor.spec.name: _carry(tensor) for tensor in tensors if tensor.kind != QUANTIZED},
             as_digest=self.layout == "digest",
-            with_gain=bool(self.gain),
+            with_gain=self.gain != "none",
             basis=None if shared_basis is None else shared_basis.digest,
         )
         budget = self._budget(layout)

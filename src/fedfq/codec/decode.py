@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -136,12 +136,13 @@ class Accumulator:
     def __init__(self, like: Any, *, threads: int = 1) -> None:
         self.layout = specs(like)
         self.threads = threads
-        self.weight = 0.0
-        self._sums: dict[str, Array] = {
-            spec.name: np.zeros(spec.size, np.float32 if spec.is_float else np.float64) for spec in self.layout
-        }
-        self._halfway = False  # some of a payload was added, and not all of it
         self._lock = Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.weight = 0.0
+        self._sums: dict[str, Array] = {}  # those of tensors to which anything was added
+        self._halfway = False  # some of a payload was added, and not all of it
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, also in other processes: they have sums and a lock of their own."""
@@ -171,6 +172,8 @@ class Accumulator:
         def add(item: tuple[Spec, list[Part]]) -> None:
             spec, parts = item
             scale = 1.0 if scales is None else scales.get(spec.name, 1.0)
+            if parts and spec.name not in self._sums:
+                self._sums[spec.name] = _zeros(spec)
             for part in parts:
                 part.add_to(self._sums[spec.name], spec.shape, weight * scale)
 
@@ -191,8 +194,25 @@ class Accumulator:
             self._refuse_halfway()
             if self.weight == 0.0:
                 raise ValueError("nothing was added yet")
-            means = {spec.name: _divide(self._sums[spec.name], self.weight, spec) for spec in self.layout}
+            means = {
+                spec.name: _divide(self._sums.get(spec.name, _zeros(spec)), self.weight, spec) for spec in self.layout
+            }
         return _return(self.layout, means)
+
+    def drain(self) -> Iterator[tuple[str, Any]]:
+        """The mean, tensor by tensor; afterwards the accumulator is as new.
+
+        Each sum is forgotten when its mean is made, so that the two never take two models' memory.
+        """
+        with self._lock:
+            self._refuse_halfway()
+            weight, sums = self.weight, self._sums
+            if weight == 0.0:
+                raise ValueError("nothing was added yet")
+            self._clear()
+        for spec in self.layout:
+            mean = _divide(sums.pop(spec.name, _zeros(spec)), weight, spec)
+            yield from _return([spec], {spec.name: mean}).items()
 
     def _refuse_halfway(self) -> None:
         if self._halfway:
@@ -210,6 +230,11 @@ def _check_weight(weight: float) -> float:
     if not (math.isfinite(rounded) and rounded > 0):
         raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
     return number
+
+
+def _zeros(spec: Spec) -> Array:
+    """An empty sum."""
+    return np.zeros(spec.size, np.float32 if spec.is_float else np.float64)
 
 
 def _divide(total: Array, weight: float, spec: Spec) -> Array:

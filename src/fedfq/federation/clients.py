@@ -28,7 +28,7 @@ from fedfq.codec.errors import BudgetError
 from fedfq.federation.client import LocalTraining, load, local_sgd, state
 from fedfq.federation.config import Config
 from fedfq.federation.memory import Memories, Written
-from fedfq.methods import Order, State
+from fedfq.methods import Order, RoundContext, State
 from fedfq.methods.method import Array
 from fedfq.methods.warm import warm_up
 from fedfq.signals import postponed
@@ -67,7 +67,7 @@ class Answer(NamedTuple):
     memory: Written | None  # what it would remember, once its update is accepted
     refused: str | None
     train_s: float
-    encode_s: float  # with what is derived from the models
+    encode_s: float  # with what is worked out from the models
     memory_s: float  # reading what it remembers, and writing it
 
 
@@ -86,7 +86,7 @@ class Worker:
         self.memories = Memories(memory_folder)
         self.theta = views(theta, state(self.model))
         self.initial = views(initial, state(self.model))
-        self._derived: tuple[int, Any] = (0, None)
+        self._context = RoundContext()
         warm_up(self.method, self.initial)  # no client's time is that of a compiler
 
     def train(self, job: Job) -> Answer:
@@ -99,7 +99,7 @@ class Worker:
         memory = self.memories.read(job.client, job.memory)
         remembered = time.perf_counter()
         seed = int(random(self.config, ENCODING, job.round, job.client).integers(2**62))
-        order = Order(job.round, job.client, seed, job.announcement, self._derive(job.round))
+        order = Order(self._open_round(job.round), job.client, seed, job.announcement)
         payload, claimed, refused = None, 0.0, None
         new: State = {}
         try:
@@ -114,11 +114,11 @@ class Worker:
         times = (trained - start, encoded - remembered, remembered - trained + end - encoded)
         return Answer(job.client, len(own), payload, claimed, loss, written, refused, *times)
 
-    def _derive(self, round_: int) -> Any:
-        """What a client works out from the models. It is the same for all, so a process does it once a round."""
-        if self._derived[0] != round_:
-            self._derived = (round_, self.method.derive(self.theta, self.initial))
-        return self._derived[1]
+    def _open_round(self, number: int) -> RoundContext:
+        """What a client works out from the models. It is the same for all, so a process does it once per round."""
+        if self._context.number != number:
+            self._context = self.method.open_round(number, self.theta, self.initial)
+        return self._context
 
     def evaluate(self, start: int) -> tuple[float, float, int]:
         """Right answers and summed loss on one chunk of the test examples."""

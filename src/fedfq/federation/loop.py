@@ -25,7 +25,7 @@ from fedfq.federation.config import Config
 from fedfq.federation.downlink import models_sent
 from fedfq.federation.folder import Folder
 from fedfq.federation.memory import Written
-from fedfq.methods import Order
+from fedfq.methods import Order, RoundContext
 from fedfq.methods.method import Array
 from fedfq.signals import ending_by_signal, postponed
 
@@ -114,7 +114,8 @@ class Federation:
         self.theta = {name: value.copy() for name, value in clients.initial.items()}
         method = config.make_method()
         nothing = {name: np.zeros_like(value) for name, value in self.theta.items()}
-        method.encode(nothing, {}, Order(0, 0, 0))  # a budget too small for any update is refused before one is trained
+        # A budget too small for any update is refused before one is trained.
+        method.encode(nothing, {}, Order(RoundContext(), client=0, seed=0))
         self.method = method
         self.server = method.server(self.theta)
         self.memories: dict[int, Written] = {}
@@ -127,7 +128,7 @@ class Federation:
         config, began, number = self.config, time.perf_counter(), self.round + 1
         lr = config.lr * config.lr_decay ** (number - 1)
         chosen = sample(config, number)
-        self.server.derived = self.method.derive(self.theta, self.clients.initial)
+        self.server.open_round(self.method.open_round(number, self.theta, self.clients.initial))
         announced = self.server.announce({client: self._weight(client) for client in chosen})
         downlink = self._downlink_bytes(chosen, announced)
         jobs = [Job(number, client, lr, announced.get(client, b""), self._remembered(client)) for client in chosen]

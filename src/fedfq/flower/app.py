@@ -31,7 +31,7 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
 from fedfq.flower.arrays import record, size, tensors, views
 from fedfq.flower.mod import fedfq_mod
-from fedfq.flower.order import LONGEST_REASON
+from fedfq.flower.protocol import LONGEST_REASON
 from fedfq.flower.replies import LARGEST_WEIGHT, Arrivals
 from fedfq.flower.strategy import Compressed
 from fedfq.tasks.task import Data, Task, evaluate
@@ -136,7 +136,7 @@ def main(grid: Grid, context: Context) -> None:
     folder.refuse_if_taken()
     nodes = find_clients(grid, config.clients)
     folder.begin(config, engine="flower", flwr=version("flwr"))
-    ledger = Ledger(config, folder, task, data, model, make_strategy(config, nodes), nodes)
+    ledger = RunLedger(config, folder, task, data, model, make_strategy(config, nodes), nodes)
     initial = record(state(model))
     result = ledger.strategy.start(grid, initial, config.rounds, evaluate_fn=ledger.after_round)
     folder.finish(tensors(result.arrays or initial))  # no arrays: all that the clients sent was refused
@@ -237,7 +237,7 @@ def _layout(arrays: ArrayRecord) -> dict[str, Any]:
     return {name: (value.shape, value.dtype) for name, value in views(arrays).items()}
 
 
-class Ledger:
+class RunLedger:
     """Evaluates the model and writes the lines of the run's folder, round by round."""
 
     def __init__(

@@ -20,11 +20,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 
-NDArray = np.ndarray[Any, Any]
+from .protocol import MODEL
 
-UPDATE = "fedfq.v1"  # the serialisation type of an Array that holds a payload
-# An app without the mod fails on a packed model with "Unsupported serialization type ...": the type says what to do.
-MODEL = "fedfq.model.v1 (to read it, add fedfq.flower.fedfq_mod() to the mods of the ClientApp)"
+NDArray = np.ndarray[Any, Any]
 
 ALIGNED = 64
 LONGEST_TABLE = 1 << 22  # bytes: enough for 40,000 tensors

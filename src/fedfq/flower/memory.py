@@ -28,7 +28,8 @@ from flwr.common.logger import log
 from fedfq.files import read_tensors, write_bytes, write_tensors
 
 from . import arrays
-from .arrays import MODEL, NDArray, blob, views
+from .arrays import NDArray, blob, views
+from .protocol import MODEL
 
 LARGEST_STATE = 50_000_000
 COPIES = 3  # residuals of two rounds and the initial model

@@ -12,36 +12,32 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from fedfq.codec.codec import Codec
+from fedfq.codec.codec import Codec, Gain
 from fedfq.codec.format.layout import raw_bytes
 from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.codec.shared_basis import SharedBasis
-from fedfq.codec.tensors import read, specs
-from fedfq.feedback import ErrorFeedback
+from fedfq.codec.tensors import specs
+from fedfq.session import Basis, ClientSession, Sent, derive_basis
 
-from .arrays import HOW_TO_SEND_BFLOAT16, UPDATE, NDArray, blob, difference, digest, packed_views, unpack, views
+from .arrays import HOW_TO_SEND_BFLOAT16, NDArray, blob, difference, digest, packed_views, unpack, views
 from .memory import Memory, memory_of
-from .order import ORDER, Order, Refusal, printable, seal
-
-BYTES, RATIO, NMSE = "fedfq-bytes", "fedfq-ratio", "fedfq-nmse"
-SETTLED = "fedfq-settled"  # 1: the node has the initial model, or does not want it
+from .protocol import BYTES, NMSE, ORDER, RATIO, SETTLED, UPDATE, Refusal, TrainOrder, printable, seal
 
 
 def fedfq_mod(
     ratio: float = DEFAULT_RATIO,
     *,
-    basis: Literal["shared", "adaptive", "identity"] = "shared",
+    basis: Basis = "shared",
     error_feedback: bool = True,
-    gain: bool | Literal["norm"] = "norm",
+    gain: Gain | bool = "norm",
     seed: int = 0,
 ) -> Mod:
     """A client mod that sends updates `ratio` times smaller than float32; the server's strategy is `Compressed(...)`.
@@ -67,21 +63,13 @@ def fedfq_mod(
     Its metrics in the reply: `fedfq-bytes`; `fedfq-ratio`; `fedfq-nmse`, the share of the energy of update and memory
     that the payload leaves out, before the gain.
     """
-    return FedFQMod(ratio, basis, error_feedback, gain, seed)
+    return FedFQMod(ClientSession(ratio, basis, error_feedback, gain), seed)
 
 
 @dataclass(frozen=True)
 class FedFQMod:
-    ratio: float
-    basis: str
-    error_feedback: bool
-    gain: bool | Literal["norm"]
+    session: ClientSession
     seed: int
-
-    def __post_init__(self) -> None:
-        if self.basis not in ("shared", "adaptive", "identity"):
-            raise ValueError(f"basis must be one of 'shared', 'adaptive', 'identity'; got {self.basis!r}")
-        self._codec({})
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         if message.metadata.message_type.partition(".")[0] != MessageType.TRAIN:
@@ -108,15 +96,15 @@ class FedFQMod:
         update = _update(reply.content, given)
         basis = self._shared_basis(order, memory, given)
         del given, packed
-        payload, nmse = self._encode(codec, update, order, memory, basis)
-        sealed = seal(payload, order.token)
+        sent = self._encode(codec, update, order, memory, basis)
+        sealed = seal(sent.payload, order.token)
         reply.content = _answer(
             reply.content,
             sealed,
             {
                 BYTES: len(sealed),
                 RATIO: raw_bytes(specs(update)) / len(sealed),
-                NMSE: nmse,
+                NMSE: sent.nmse or 0.0,
                 SETTLED: int(not self._uses_basis(order) or memory.has_initial(order.initial)),
             },
         )
@@ -124,57 +112,52 @@ class FedFQMod:
 
     def _codec(self, node_config: Mapping[str, Any]) -> Codec:
         """The codec with this node's own budget, if it has one."""
-        basis = "adaptive" if self.basis == "shared" else self.basis
-        options: dict[str, Any] = {"basis": basis, "gain": self.gain, "layout": "digest"}
         ratio, seconds, mbps = (
             _number(node_config, key) for key in ("fedfq-ratio", "fedfq-upload-seconds", "fedfq-uplink-mbps")
         )
         if ratio is not None and ratio < 1:
             raise Refusal(f"node config: fedfq-ratio must be at least 1, got {ratio:g}")
         if seconds is None:
-            return Codec(ratio=self.ratio if ratio is None else ratio, **options)
+            return self.session.make_codec() if ratio is None else self.session.make_codec(ratio=ratio)
         if ratio is not None or mbps is None:
             raise Refusal("node config: fedfq-upload-seconds goes with fedfq-uplink-mbps and without fedfq-ratio")
-        return Codec(max_bytes=max(1, int(seconds * mbps * 1e6 / 8)), **options)
+        return self.session.make_codec(max_bytes=max(1, int(seconds * mbps * 1e6 / 8)))
 
     def _refuse_clipping(self, content: RecordDict) -> None:
         clipped = any(KEY_CLIPPING_NORM in config for config in content.config_records.values())
-        if clipped and (self.error_feedback or self.gain):
+        if clipped and (self.session.error_feedback or self.session.gain not in (False, "none")):
             raise Refusal(
                 "the server asks for clipped updates, and error feedback and gain would push them beyond the clipping "
                 "norm, which voids the privacy bound: use fedfq_mod(error_feedback=False, gain=False)"
             )
 
-    def _uses_basis(self, order: Order) -> bool:
-        return self.basis == "shared" and order.initial != ""
+    def _uses_basis(self, order: TrainOrder) -> bool:
+        return self.session.uses_initial and order.initial != ""
 
-    def _keep_initial(self, order: Order, memory: Memory, packed: Mapping[str, Array]) -> None:
+    def _keep_initial(self, order: TrainOrder, memory: Memory, packed: Mapping[str, Array]) -> None:
         """Keep the initial model, if that is what was sent or what was sent beside the model."""
         sent = packed["model"] if order.model == order.initial else packed.get("initial")
         if self._uses_basis(order) and sent is not None and not memory.has_initial(order.initial):
             memory.keep_initial(sent)
 
-    def _shared_basis(self, order: Order, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
+    def _shared_basis(self, order: TrainOrder, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
         """The basis, or None where there is none (yet): before the model has moved, or if the initial one was lost."""
         if not self._uses_basis(order) or order.model == order.initial or not memory.has_initial(order.initial):
             return None
         return _latest_basis.get(order, memory, given)
 
     def _encode(
-        self, codec: Codec, update: dict[str, NDArray], order: Order, memory: Memory, basis: SharedBasis | None
-    ) -> tuple[bytes, float]:
-        """The payload, and its NMSE; what it leaves out is in the memory then."""
+        self, codec: Codec, update: dict[str, NDArray], order: TrainOrder, memory: Memory, basis: SharedBasis | None
+    ) -> Sent:
+        """The payload; what it leaves out is in the memory then."""
         with _refusing():  # what is not finite, or a budget that is too small
-            if not self.error_feedback:
-                payload, sent = codec.encode_and_decode(read(update, codec.keep), self.seed, basis)
-                return payload, _share([update[name] - sent[name] for name in _floats(update)], update, {})
-            feedback = ErrorFeedback(codec)
             # Of another model's tensors nothing is carried on: a server could send new names in every round.
-            before = {name: left for name, left in memory.residual(order.accepted).items() if name in update}
-            feedback.residual = before
-            payload = feedback.encode(update, self.seed, shared_basis=basis)
-            memory.keep_residual(order.round, feedback.residual, order.accepted)
-        return payload, _share(list(feedback.residual.values()), update, before)
+            residual = memory.residual(order.accepted) if self.session.error_feedback else {}
+            before = {name: left for name, left in residual.items() if name in update}
+            sent = self.session.encode(update, before, self.seed, basis, codec=codec, measure=True)
+            if self.session.error_feedback:
+                memory.keep_residual(order.round, sent.residual, order.accepted)
+        return sent
 
 
 class _LatestBasis:
@@ -184,12 +167,12 @@ class _LatestBasis:
         self._order: tuple[str, str] | None = None
         self._basis: SharedBasis | None = None
 
-    def get(self, order: Order, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
+    def get(self, order: TrainOrder, memory: Memory, given: Mapping[str, Array]) -> SharedBasis | None:
         if self._order != (order.model, order.initial):
             packed = memory.initial(order.initial)
             if packed is None:
                 return None
-            self._basis = derive(views(given), packed_views(packed))
+            self._basis = derive_basis(views(given), packed_views(packed))
             self._order = (order.model, order.initial)
         return self._basis
 
@@ -197,14 +180,7 @@ class _LatestBasis:
 _latest_basis = _LatestBasis()
 
 
-def derive(model: Mapping[str, NDArray], initial: Mapping[str, NDArray]) -> SharedBasis | None:
-    try:
-        return SharedBasis(model, initial)
-    except ValueError:  # the training diverged, and the model is no longer finite
-        return None
-
-
-def _open(content: RecordDict) -> tuple[Order, RecordDict, ArrayRecord]:
+def _open(content: RecordDict) -> tuple[TrainOrder, RecordDict, ArrayRecord]:
     """The order, the content as the app expects it, and the record of packed models."""
     config = content.config_records.get(ORDER)
     if config is None:
@@ -212,7 +188,7 @@ def _open(content: RecordDict) -> tuple[Order, RecordDict, ArrayRecord]:
             "the message is not from fedfq.flower.Compressed: wrap the server's strategy, as in "
             "strategy = Compressed(FedAvg(...)). (Or fedfq_mod is in the list of mods twice.)"
         )
-    order = Order.read(config)
+    order = TrainOrder.read(config)
     key, packed = _only_record(content)
     if set(packed) not in ({"model"}, {"model", "initial"}):
         raise Refusal(f"the server sent {printable(', '.join(packed))!r:.60}, where a model, or two, are due")
@@ -289,19 +265,3 @@ def _number(node_config: Mapping[str, Any], key: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
         raise Refusal(f"node config: {key} must be a positive number, got {value!r}")
     return float(value)
-
-
-def _floats(update: Mapping[str, NDArray]) -> list[str]:
-    return [name for name, array in update.items() if array.dtype.kind == "f"]
-
-
-def _share(left_out: list[NDArray], update: Mapping[str, NDArray], memory: Mapping[str, NDArray]) -> float:
-    """||left out||^2 / ||update + memory||^2."""
-    wanted = (update[name] + memory[name] if name in memory else update[name] for name in _floats(update))
-    energy = sum(_energy(array) for array in wanted)  # one tensor's copy at a time
-    return sum(_energy(array) for array in left_out) / energy if energy else 0.0
-
-
-def _energy(array: NDArray) -> float:
-    flat = array.reshape(-1)
-    return float(np.vdot(flat, flat))

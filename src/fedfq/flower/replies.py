@@ -14,10 +14,9 @@ from flwr.common.logger import log
 
 from fedfq.codec.errors import FedFQError
 
-from .arrays import UPDATE, size
+from .arrays import size
 from .limits import UNSCALED, Pair
-from .mod import BYTES, NMSE, RATIO, SETTLED
-from .order import printable, unseal
+from .protocol import BYTES, NMSE, RATIO, SETTLED, UPDATE, printable, unseal
 
 DROPPED, SCALED, REWEIGHTED = "fedfq-dropped", "fedfq-scaled", "fedfq-reweighted"
 MEDIAN_NORM, LARGEST_NORM, LARGEST_SHARE = "fedfq-norm-median", "fedfq-norm-largest", "fedfq-share-largest"
@@ -49,7 +48,7 @@ Kinds = tuple[tuple[str, int], ...]
 
 
 @dataclass
-class Answer:
+class ReplyContent:
     """What is in a reply: the payload and its tag, the app's own metrics, and the mod's."""
 
     node: int
@@ -96,7 +95,7 @@ def _in_words(kinds: Kinds) -> str:
     return ", ".join(name if length < 0 else f"{name} ({length} numbers)" for name, length in kinds)
 
 
-def read(node: int, content: RecordDict, weight_key: str | None) -> Answer:
+def read(node: int, content: RecordDict, weight_key: str | None) -> ReplyContent:
     arrays, metrics = list(content.array_records.items()), list(content.metric_records.items())
     if len(arrays) != 1 or len(metrics) != 1:
         raise Unusable(
@@ -112,7 +111,7 @@ def read(node: int, content: RecordDict, weight_key: str | None) -> Answer:
         )
     payload, tag = unseal(next(iter(record.values())).data)
     nmse = own.get(NMSE)
-    return Answer(
+    return ReplyContent(
         node=node,
         key=key,
         payload=payload,
@@ -126,7 +125,7 @@ def read(node: int, content: RecordDict, weight_key: str | None) -> Answer:
     )
 
 
-def usual_kinds(answers: list[Answer], before: Mapping[Kinds, int]) -> Kinds:
+def usual_kinds(answers: list[ReplyContent], before: Mapping[Kinds, int]) -> Kinds:
     """What most have; where as many have one as another, what most had in earlier rounds, then the first by name.
 
     Who answered first is of no account.
@@ -135,13 +134,13 @@ def usual_kinds(answers: list[Answer], before: Mapping[Kinds, int]) -> Kinds:
     return min(counts, key=lambda kinds: (-counts[kinds], -before.get(kinds, 0), kinds), default=())
 
 
-class Ledger:
+class RoundLedger:
     """A round's bytes, and whose replies were accepted, cut or dropped."""
 
     def __init__(self, raw: int) -> None:
         self._raw = raw
         self._sizes: list[int] = []
-        self._answers: list[Answer] = []
+        self._answers: list[ReplyContent] = []
         self._dropped: list[tuple[int, str, str]] = []
         self._failed: list[tuple[int, str]] = []
         self._reweighted: list[int] = []
@@ -150,7 +149,7 @@ class Ledger:
     def sent(self, content: RecordDict) -> None:
         self._sizes.append(size(content))
 
-    def accept(self, answer: Answer, claimed: float) -> None:
+    def accept(self, answer: ReplyContent, claimed: float) -> None:
         """An answer with its scales and weight, and what weight it had asked for."""
         self._answers.append(answer)
         for what, norm, scale in zip(("norm", "norm of integers"), answer.norms, answer.scales):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 import numpy as np
@@ -11,30 +11,18 @@ from flwr.app import Array, ArrayRecord
 from fedfq.codec.decode import Accumulator, decode, decode_each
 from fedfq.codec.errors import PayloadError
 from fedfq.codec.shared_basis import SharedBasis
+from fedfq.session import derive_basis
 
 from . import limits
 from .arrays import Decoded, NDArray, as_dtype, moved, packed_views
 from .limits import UNSCALED, Pair
-from .mod import derive
-from .order import fits
-from .replies import Answer, Unusable
+from .protocol import fits
+from .replies import ReplyContent, Unusable
 
 T = TypeVar("T")
 
 
-class Total(Accumulator):
-    """An accumulator that gives its memory back while the mean is made."""
-
-    def means(self) -> Iterator[tuple[str, NDArray]]:
-        """The mean, tensor by tensor; each sum is forgotten first, so that the two never take two models' memory."""
-        for spec in list(self.layout):
-            self.layout = [spec]
-            mean = self.mean()[spec.name]
-            del self._sums[spec.name]
-            yield spec.name, mean
-
-
-class Round:
+class ServerRound:
     """What the server knows in a round.
 
     A payload is decoded twice: by `measure`, one tensor at a time, to see whether it is sound and how long it is; and,
@@ -54,7 +42,7 @@ class Round:
         self._max_norm = max_norm
         self._clipping_norm = clipping_norm
         self._basis: SharedBasis | None = None
-        self._total: Total | None = None
+        self._total: Accumulator | None = None
         # What is added up is float32: the norm of a float16 update that was clipped to its range would be too small.
         self._wide = {
             name: np.broadcast_to(np.zeros((), np.float32 if old.dtype.kind == "f" else old.dtype), old.shape)
@@ -67,7 +55,7 @@ class Round:
         dtypes = [old.dtype for old in self.base.values()]
         return not any(dtype.kind == "u" or (dtype.kind == "i" and dtype.itemsize < 4) for dtype in dtypes)
 
-    def measure(self, answer: Answer) -> None:
+    def measure(self, answer: ReplyContent) -> None:
         """Decode a payload tensor by tensor for its norms. After this, nothing can fail."""
         answer.norms = self._with_basis(lambda basis: self._norms(answer.payload, basis))
         self._use_token(answer)
@@ -79,7 +67,7 @@ class Round:
     def _norms(self, payload: memoryview, basis: SharedBasis | None) -> Pair:
         return limits.norms(decode_each(payload, limits.energies, like=self._wide, shared_basis=basis))
 
-    def _use_token(self, answer: Answer) -> None:
+    def _use_token(self, answer: ReplyContent) -> None:
         tokens = self.tokens.get(answer.node, [])
         for token in tokens:
             if fits(answer.payload, answer.tag, token):
@@ -87,9 +75,9 @@ class Round:
                 return
         raise Unusable("replay", "its tag is not of this round and node: it was made for another one, or sent twice")
 
-    def add(self, answer: Answer) -> ArrayRecord:
+    def add(self, answer: ReplyContent) -> ArrayRecord:
         """Add a payload to the mean. The strategy gets a record without tensors: `averaged` is what it would make."""
-        total = self._total = self._total or Total(like=self.base)
+        total = self._total = self._total or Accumulator(like=self.base)
         scales = None if answer.scales == UNSCALED else limits.by_tensor(self.base, answer.scales)
         self._with_basis(lambda basis: total.add(answer.payload, answer.weight, shared_basis=basis, scales=scales))
         return ArrayRecord()
@@ -99,11 +87,11 @@ class Round:
         assert self._total is not None
         self._basis = None
         record = ArrayRecord()
-        for name, mean in self._total.means():
+        for name, mean in self._total.drain():
             record[name] = Array(moved(self.base[name], mean))
         return record
 
-    def lazily(self, answer: Answer) -> ArrayRecord:
+    def lazily(self, answer: ReplyContent) -> ArrayRecord:
         """The reply's model, to be decoded when it is read."""
         return Decoded(self.base, lambda: self._decode(answer.payload, answer.scales)).record()
 
@@ -131,5 +119,5 @@ class Round:
         except PayloadError as error:
             if error.reason != "basis" or self._basis is not None or self._initial is None:
                 raise
-        self._basis = derive(self.base, packed_views(self._initial))
+        self._basis = derive_basis(self.base, packed_views(self._initial))
         return use(self._basis)

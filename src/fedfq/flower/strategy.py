@@ -8,10 +8,10 @@ payload was decoded once to see whether it is sound and how long it is: no clien
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from logging import INFO
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -25,6 +25,7 @@ from flwr.serverapp.strategy import (
     FedXgbCyclic,
     Krum,
     MultiKrum,
+    Result,
     Strategy,
 )
 from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdaptiveBase
@@ -38,9 +39,9 @@ from fedfq.federation.downlink import models_sent
 
 from .arrays import digest, pack, views
 from .limits import MULTIPLE, UNSCALED, Limits
-from .order import ORDER, Order, new_token
-from .replies import Answer, Arrivals, Kinds, Ledger, Unusable, read, usual_kinds
-from .round import Round
+from .protocol import ORDER, TrainOrder, new_token
+from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read, usual_kinds
+from .round import ServerRound
 
 PRIVACY = (DifferentialPrivacyFixedClippingBase, DifferentialPrivacyAdaptiveBase)
 JUDGES = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, *PRIVACY)
@@ -97,6 +98,8 @@ class Compressed(Strategy):
         self.max_norm = max_norm
         self.norm_multiple = norm_multiple
         self.weight_multiple = weight_multiple
+        self._starts = False  # between begin and end of `start`
+        self._is_wrapped = False  # another strategy was started, and stands around this one
         self._begin()
 
     def _begin(self) -> None:
@@ -106,13 +109,23 @@ class Compressed(Strategy):
         self._initial_digest = ""
         self._settled: set[int] = set()  # nodes that have it, or do not want it
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
-        self._round: Round | None = None  # between configure_train and aggregate_train
+        self._round: ServerRound | None = None  # between configure_train and aggregate_train
         self._models = 0  # that were sent in this round
         self._kinds: Counter[Kinds] = Counter()  # of records and metrics, of all replies that were accepted
         self._limits = Limits(self.norm_multiple, self.weight_multiple)
         self.last = Arrivals(0, 0, [], [])
 
+    def start(self, *args: Any, **options: Any) -> Result:
+        """Run the federation, as `Strategy.start` does."""
+        self._starts = True
+        try:
+            return super().start(*args, **options)
+        finally:
+            self._starts = False
+
     def summary(self) -> None:
+        # Flower asks the strategy that it starts for a summary, and that one asks those inside.
+        self._is_wrapped = not self._starts
         log(INFO, "\t├──> fedfq: payloads from the clients, one packed Array to them")
         log(INFO, "\t│\t├── Shared basis: %s", self.shared_basis)
         log(INFO, "\t│\t├── Largest norm of an update: %s", self.max_norm)
@@ -123,7 +136,11 @@ class Compressed(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        _refuse_outside(sys._getframe(1).f_locals.get("self"))
+        if self._is_wrapped:
+            raise ValueError(
+                "Compressed must be the outermost strategy: write Compressed(Other(strategy)), not "
+                "Other(Compressed(strategy)); a privacy wrapper around it would clip payloads instead of models"
+            )
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
@@ -135,7 +152,7 @@ class Compressed(Strategy):
         model_digest = digest(packed) if self.shared_basis else ""
         if self.shared_basis and self._initial is None:
             self._initial, self._initial_digest = packed, model_digest
-        self._round = Round(views(model), self._initial, self.max_norm, _clipping_norm(messages[0].content))
+        self._round = ServerRound(views(model), self._initial, self.max_norm, _clipping_norm(messages[0].content))
         records = {1: ArrayRecord({"model": packed})}
         if self._initial is not None:
             records[2] = ArrayRecord({"model": packed, "initial": self._initial})
@@ -146,7 +163,7 @@ class Compressed(Strategy):
             record = records[models[node]]
             token = new_token()
             self._round.tokens.setdefault(node, []).append(token)
-            order = Order(server_round, self._accepted.get(node, 0), model_digest, self._initial_digest, token)
+            order = TrainOrder(server_round, self._accepted.get(node, 0), model_digest, self._initial_digest, token)
             message.content = RecordDict({**message.content, key: record, ORDER: ConfigRecord(order._asdict())})
         return messages
 
@@ -157,7 +174,7 @@ class Compressed(Strategy):
         if round_ is None:
             return self.strategy.aggregate_train(server_round, replies)
         averages = _averages(self.strategy) and round_.can_be_averaged
-        ledger = Ledger(raw_bytes(specs(round_.base)))
+        ledger = RoundLedger(raw_bytes(specs(round_.base)))
         # In the order of nodes: sums depend on it in their last bits, and who answers first has no say.
         arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         passed = [reply for reply in arrived if reply.has_error()]
@@ -179,7 +196,9 @@ class Compressed(Strategy):
         self.last = ledger.arrivals(self._models)
         return arrays, ledger.metrics(metrics)
 
-    def _sound(self, round_: Round, replies: list[Message], ledger: Ledger) -> list[tuple[Message, Answer]]:
+    def _sound(
+        self, round_: ServerRound, replies: list[Message], ledger: RoundLedger
+    ) -> list[tuple[Message, ReplyContent]]:
         """The replies of which each for itself can be used, with their norms."""
         weight_key, loss_key = _keys(self.strategy)
         found = []
@@ -196,7 +215,9 @@ class Compressed(Strategy):
                 found.append((reply, answer))
         return found
 
-    def _alike(self, answers: list[tuple[Message, Answer]], ledger: Ledger) -> list[tuple[Message, Answer]]:
+    def _alike(
+        self, answers: list[tuple[Message, ReplyContent]], ledger: RoundLedger
+    ) -> list[tuple[Message, ReplyContent]]:
         """Those with the metrics that most have."""
         usual = usual_kinds([answer for _, answer in answers], self._kinds)
         found = []
@@ -210,7 +231,7 @@ class Compressed(Strategy):
         self._kinds[usual] += len(found)
         return found
 
-    def _limit(self, answers: list[Answer], ledger: Ledger) -> None:
+    def _limit(self, answers: list[ReplyContent], ledger: RoundLedger) -> None:
         """Accept answers, none for much more than is usual."""
         scales = self._limits.scales([answer.norms for answer in answers])
         weights = self._limits.weights([answer.weight for answer in answers])
@@ -229,13 +250,6 @@ class Compressed(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         return self.strategy.aggregate_evaluate(server_round, replies)
-
-
-def _refuse_outside(caller: object) -> None:
-    """A privacy wrapper around `Compressed` would clip payloads, or count replies that are dropped inside."""
-    if isinstance(caller, PRIVACY):
-        name = type(caller).__name__
-        raise ValueError(f"{name} must see decoded models: write Compressed({name}(strategy, ...)), not the reverse")
 
 
 def _judges(strategy: Strategy) -> bool:

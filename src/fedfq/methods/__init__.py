@@ -19,7 +19,7 @@ from .fedavg import FedAvg
 from .fedfq import FedFQ, FedFQWidths
 from .fedpaq import FedPAQ
 from .fixed import Fixed
-from .method import Method, Order, Server, State, Update, Upload
+from .method import Method, Order, RoundContext, Server, State, Update, Upload
 from .qsgd import QSGD
 from .signsgd import SignSGD
 from .stc import STC
@@ -148,6 +148,7 @@ __all__ = [
     "METHODS",
     "Method",
     "Order",
+    "RoundContext",
     "Server",
     "State",
     "Update",

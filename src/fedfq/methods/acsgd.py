@@ -26,7 +26,7 @@ from fedfq.codec.format.random_numbers import stream_key
 from fedfq.codec.ratio import check_ratio
 
 from .bits import MAX_FIELD_BITS, BitReader, fields, golomb, golomb_parameter, read_fields, write
-from .method import CLAIMED_RATIO, ERROR_FEEDBACK, Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, CLAIMED_RATIO, ERROR_FEEDBACK, Array, Method, Order, RoundContext, State, Update, Upload
 from .quantizer import dequantize, l2, peak, random_levels
 from .sparse import Ranked, sample
 from .wire import Reader, correct, divide, join, lengths, split, unite
@@ -73,7 +73,7 @@ class ACSGD(Method):
             return Upload(parts.carried, 0, memory)
         norm = float(l2(h))
         first = float(memory.get(FIRST_NORM, norm))
-        spent = self._split(h.size, norm / first if first > 0 else 1.0, order.round)
+        spent = self._split(h.size, norm / first if first > 0 else 1.0, order.context.number)
         chosen = h[sample(stream_key(seed, 0), h.size, spent.entries)]
         scale = l2(chosen)
         codes = random_levels(chosen, scale, spent.levels, np.random.default_rng(order.seed)) + spent.levels
@@ -89,7 +89,7 @@ class ACSGD(Method):
         bits = min(max(2, math.floor(0.5 * math.log2(budget) + 0.25)), MAX_FIELD_BITS)
         return Split(bits, min(max(1, int((budget - 32) / (bits + math.log2(size)))), size))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         reader = Reader(payload)
         flat = np.zeros(sum(sizes.values()), np.float32)
@@ -142,7 +142,7 @@ class ACSGDTopK(Method):
         p[at] -= dequantize(levels, scale, spent.levels)
         return Upload(payload, self._budget(p.size), split(p, lengths(update)))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         reader = Reader(payload)
         flat = np.zeros(sum(sizes.values()), np.float32)

@@ -28,7 +28,7 @@ import numpy as np
 from fedfq.codec.errors import PayloadError
 
 from .bits import fields, read_fields, write
-from .method import Array, Method, Order, Server, State, Update, Upload
+from .method import ANY_ROUND, Array, Method, Order, RoundContext, Server, State, Update, Upload
 from .quantizer import energy, peak
 from .wire import Reader, divide, finite, join, lengths, split, unite
 
@@ -64,16 +64,16 @@ class AQG(Method):
         codes = _codes(change, scale, bits)
         sent = finite(known.astype(np.float64) + _values(codes, float(scale), bits))
         error = energy(h - sent.astype(np.float64))
-        silent = order.round - int(memory.get(ROUND, order.round))
+        silent = order.context.number - int(memory.get(ROUND, order.context.number))
         if memory and silent < LONGEST_SILENCE:
             allowed = motion + 3 * (error + float(memory[ERROR]))
             if energy(sent - known.astype(np.float64)) <= allowed:
                 return Upload(None, 0, memory)
         payload = bytes([bits]) + scale.astype("<f4").tobytes() + write(fields(codes, bits)) + parts.carried
-        kept = {SENT: sent, ROUND: np.array(order.round), ERROR: np.array(error)}
+        kept = {SENT: sent, ROUND: np.array(order.context.number), ERROR: np.array(error)}
         return Upload(payload, bits * h.size + 32, kept)
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         """The change since the last upload."""
         flat, reader = self.change(payload, like)
         return unite(like, split(finite(flat), lengths(like)), reader)

@@ -22,7 +22,7 @@ import numpy as np
 from fedfq.codec.errors import PayloadError
 
 from .bits import write
-from .method import LEVELS, Array, Method, Order, Server, State, Update, Upload
+from .method import ANY_ROUND, LEVELS, Array, Method, Order, RoundContext, Server, State, Update, Upload
 from .qsgd import code_levels, read_levels
 from .quantizer import dequantize, peak, random_levels
 from .wire import Reader, divide, lengths, split, unite
@@ -62,7 +62,7 @@ class DAdaQuant(Method):
         payload += write(count, *codes) + parts.carried
         return Upload(payload, 32 * len(scales) + sum(stream.bits for stream in codes))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         reader = Reader(payload)
         q = int.from_bytes(reader.take(NUMBER_BYTES), "little")

@@ -26,11 +26,11 @@ import numpy as np
 
 from fedfq.codec.errors import BudgetError, PayloadError
 from fedfq.codec.format.random_numbers import stream_key, uniform
-from fedfq.codec.kernels import Int, U, kernel
+from fedfq.codec.kernels import FLOAT32_MAX, Int, U, kernel
 from fedfq.codec.ratio import check_ratio
 
 from .bits import BitReader, Codes, fields, write
-from .method import LARGEST, RATIO, Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, RATIO, Array, Method, Order, RoundContext, State, Update, Upload
 from .quantizer import energy, peak
 from .sparse import sample
 from .wire import (
@@ -83,14 +83,14 @@ class Eden(Method):
         scales, codes, at = [], [], 0
         for block in blocks:
             scale, levels = _encode_block(x[at : at + block.entries], block, signs, at)
-            scales.append(min(scale / share, LARGEST))
+            scales.append(min(scale / share, FLOAT32_MAX))
             codes += levels
             at += block.entries
         head = seed.to_bytes(SEED_BYTES, "little") if blocks else b""
         payload = head + np.array(scales, "<f4").tobytes() + write(*codes) + parts.carried
         return Upload(payload, 32 / self.ratio * sum(h.size for h in parts.vectors.values()))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         try:
             whole, blocks = sum(sizes.values()), self._blocks(like)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .method import Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, Array, Method, Order, RoundContext, State, Update, Upload
 from .wire import Reader, divide, lengths, unite
 
 
@@ -21,6 +21,6 @@ class FedAvg(Method):
         payload = b"".join(h.astype("<f4").tobytes() for h in parts.vectors.values()) + parts.carried
         return Upload(payload, 32 * sum(h.size for h in parts.vectors.values()))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         reader = Reader(payload)
         return unite(like, {name: reader.array("<f4", size) for name, size in lengths(like).items()}, reader)

@@ -10,13 +10,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from fedfq.codec.codec import Codec
+from fedfq.codec.codec import Codec, Gain
 from fedfq.codec.decode import Accumulator, decode
 from fedfq.codec.ratio import DEFAULT_RATIO
-from fedfq.codec.shared_basis import SharedBasis
-from fedfq.feedback import ErrorFeedback
+from fedfq.session import Basis, ClientSession, derive_basis
 
-from .method import CLAIMED_RATIO, ERROR_FEEDBACK, RATIO, Method, Order, Server, State, Update, Upload
+from .method import (
+    ANY_ROUND,
+    CLAIMED_RATIO,
+    ERROR_FEEDBACK,
+    RATIO,
+    Method,
+    Order,
+    RoundContext,
+    Server,
+    State,
+    Update,
+    Upload,
+)
 from .wire import lengths
 
 PAPERS_RATIO = 32  # as the paper counts
@@ -26,13 +37,11 @@ PAPERS_RATIO = 32  # as the paper counts
 class FedFQ(Method):
     ratio: Annotated[float, RATIO] = DEFAULT_RATIO
     basis: Annotated[
-        Literal["shared", "adaptive", "identity"],
+        Basis,
         "directions in which the model has moved; low-rank factors where they pay; or entries as they are",
     ] = "shared"
     error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
-    gain: Annotated[
-        bool | Literal["norm"], "scale up what shrank on the way: fully, not at all, or to the update's norm"
-    ] = "norm"
+    gain: Annotated[Gain | bool, "scale up what shrank on the way: not at all, to the update's norm, or fully"] = "norm"
 
     summary: ClassVar[str] = "our default: one step for all that is sent, in directions in which the model has moved"
     paper: ClassVar[str] = "this project (FedFQ with real-valued widths)"
@@ -40,36 +49,25 @@ class FedFQ(Method):
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:
-        self._codec()
+        self._session  # noqa: B018 (refuses options that do not fit)
 
-    def _codec(self) -> Codec:
-        basis = "adaptive" if self.basis == "shared" else self.basis
-        return Codec(ratio=self.ratio, basis=basis, gain=self.gain, layout="digest")
+    @property
+    def _session(self) -> ClientSession:
+        return ClientSession(self.ratio, self.basis, self.error_feedback, self.gain)
 
     @property
     def uses_initial(self) -> bool:
-        return self.basis == "shared"
+        return self._session.uses_initial
 
-    def derive(self, model: Update, initial: Update) -> SharedBasis | None:
-        if self.basis != "shared":
-            return None
-        try:
-            return SharedBasis(model, initial)
-        except ValueError:  # the training diverged, and the model is no longer finite
-            return None
+    def open_round(self, number: int, model: Update, initial: Update) -> RoundContext:
+        return RoundContext(number, derive_basis(model, initial) if self.uses_initial else None)
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
-        codec = self._codec()
-        if not self.error_feedback:
-            payload = codec.encode(update, order.seed, shared_basis=order.derived)
-            return Upload(payload, 8 * len(payload))
-        feedback = ErrorFeedback(codec)
-        feedback.residual = memory
-        payload = feedback.encode(update, order.seed, shared_basis=order.derived)
-        return Upload(payload, 8 * len(payload), feedback.residual)
+        sent = self._session.encode(update, memory, order.seed, order.context.shared_basis)
+        return Upload(sent.payload, 8 * len(sent.payload), sent.residual)
 
-    def decode(self, payload: bytes, like: Update, shared_basis: SharedBasis | None = None) -> Update:
-        return decode(payload, like=like, shared_basis=shared_basis)
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> Update:
+        return decode(payload, like=like, shared_basis=context.shared_basis)
 
     def server(self, like: Update) -> Server:
         return Averaging(self, like)
@@ -109,7 +107,7 @@ class FedFQWidths(Method):
             claimed = int(min(32 / self._claimed_ratio, 8) * size)  # wider than 8 bits no parameter can be
         return Upload(payload, claimed)
 
-    def decode(self, payload: bytes, like: Update) -> Update:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> Update:
         return decode(payload, like=like)
 
     def server(self, like: Update) -> Server:
@@ -124,7 +122,7 @@ class Averaging(Server):
 
     def receive(self, client: int, payload: bytes | None, weight: float) -> None:
         if payload is not None:
-            self._total.add(payload, weight, shared_basis=self.derived)
+            self._total.add(payload, weight, shared_basis=self.context.shared_basis)
 
     def finish(self, loss: float) -> Update:
         if self._total.weight == 0.0:

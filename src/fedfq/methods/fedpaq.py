@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 
 from .bits import MAX_FIELD_BITS, fields, read_fields, write
-from .method import LEVELS, Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, LEVELS, Array, Method, Order, RoundContext, State, Update, Upload
 from .quantizer import dequantize, l2, peak, random_levels
 from .wire import Reader, divide, lengths, unite
 
@@ -55,7 +55,7 @@ class FedPAQ(Method):
         codes = random_levels(h, scale, self.levels, rng) + self.levels
         return scale.astype("<f4").tobytes() + write(fields(codes, self.bits))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         reader = Reader(payload)
         return unite(like, {name: self._decode_vector(reader, size) for name, size in lengths(like).items()}, reader)
 

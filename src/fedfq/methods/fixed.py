@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .fedpaq import FedPAQ
-from .method import Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, Array, Method, Order, RoundContext, State, Update, Upload
 from .wire import lengths
 
 
@@ -38,5 +38,5 @@ class Fixed(Method):
         upload = self._levels.encode(update, memory, order)
         return upload._replace(claimed_bits=self.bits * sum(lengths(update).values()))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
-        return self._levels.decode(payload, like)
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
+        return self._levels.decode(payload, like, context)

@@ -9,13 +9,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from fedfq.codec.kernels import FLOAT32_MAX
+from fedfq.codec.shared_basis import SharedBasis
 from fedfq.codec.tensors import specs
+from fedfq.types import Array
 
-Array = np.ndarray[Any, Any]
 Update = Mapping[str, Array]
 State = dict[str, Array]
-
-LARGEST = float(np.finfo(np.float32).max)
 
 # What options mean that several methods have; `fedfq methods NAME` shows it.
 RATIO = "float32 bytes / payload bytes, at least"
@@ -24,14 +24,23 @@ ERROR_FEEDBACK = "what one payload leaves out is added to the client's next upda
 LEVELS = "levels of magnitude to which entries are rounded"
 
 
+class RoundContext(NamedTuple):
+    """What server and clients both know in a round, besides the model."""
+
+    number: int = 0  # of the round, from 1 on
+    shared_basis: SharedBasis | None = None  # of methods that use one
+
+
+ANY_ROUND = RoundContext()
+
+
 class Order(NamedTuple):
     """What a client is told with the model."""
 
-    round: int
+    context: RoundContext
     client: int
     seed: int  # of this client in this round: all its random numbers come from here
     announcement: bytes = b""  # what `Server.announce` made for it
-    derived: Any = None  # what `Method.derive` made of the model
 
 
 class Upload(NamedTuple):
@@ -58,7 +67,7 @@ class Method(ABC):
 
     @property
     def uses_initial(self) -> bool:
-        """Whether `derive` needs the initial model, which every client then has to be sent once."""
+        """Whether `open_round` needs the initial model, which every client then has to be sent once."""
         return False
 
     @abstractmethod
@@ -66,12 +75,12 @@ class Method(ABC):
         """The client's half. `memory` is what the last upload that was accepted left; it is not changed."""
 
     @abstractmethod
-    def decode(self, payload: bytes, like: Update) -> Update:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> Update:
         """What the server makes of a payload: names, shapes and dtypes of `like`, all finite, or `PayloadError`."""
 
-    def derive(self, model: Update, initial: Update) -> Any:
-        """What both sides work out, once a round, from the global model and the initial one; for most, nothing."""
-        return None
+    def open_round(self, number: int, model: Update, initial: Update) -> RoundContext:
+        """What both sides work out, once per round, from the global model and the initial one; for most, nothing."""
+        return RoundContext(number)
 
     def server(self, like: Update) -> Server:
         return Server(self, like)
@@ -83,12 +92,16 @@ class Server:
     def __init__(self, method: Method, like: Update) -> None:
         self.method = method
         self.like = like
-        self.derived: Any = None  # what `Method.derive` made of this round's model
+        self.context = ANY_ROUND
         self._clear()
 
     def _clear(self) -> None:
         self._weight = 0.0
         self._sums = {spec.name: np.zeros(spec.shape) for spec in specs(self.like)}
+
+    def open_round(self, context: RoundContext) -> None:
+        """Begin a round. What arrives from now on was made in this context."""
+        self.context = context
 
     def announce(self, weights: Mapping[int, float]) -> dict[int, bytes]:
         """What goes to the round's clients with the model, by client; `weights` are those of the mean."""
@@ -97,7 +110,7 @@ class Server:
     def receive(self, client: int, payload: bytes | None, weight: float) -> None:
         """Take one client's answer into account. A `PayloadError` leaves everything as it was."""
         if payload is not None:
-            self._add(self.method.decode(payload, self.like), weight)
+            self._add(self.method.decode(payload, self.like, self.context), weight)
 
     def _add(self, update: Update, weight: float) -> None:
         for name, array in update.items():
@@ -110,7 +123,7 @@ class Server:
         for spec in specs(self.like):
             values = self._sums[spec.name] / (self._weight or 1.0)
             if spec.is_float:
-                mean[spec.name] = np.clip(values, -LARGEST, LARGEST).astype(np.float32)
+                mean[spec.name] = np.clip(values, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
             else:
                 mean[spec.name] = _as_integers(values, spec.dtype)
         self._clear()

@@ -21,9 +21,10 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
+from fedfq.codec.kernels import FLOAT32_MAX
 
 from .bits import BitReader, Codes, fields, omega, write
-from .method import LARGEST, LEVELS, Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, LEVELS, Array, Method, Order, RoundContext, State, Update, Upload
 from .quantizer import random_levels
 from .wire import Reader, divide, finite, lengths, split, unite
 
@@ -53,7 +54,7 @@ class QSGD(Method):
         for h in parts.vectors.values():
             rows = np.zeros((-(-h.size // self.bucket), self.bucket))
             rows.reshape(-1)[: h.size] = h
-            norms.append(np.minimum(np.sqrt((rows * rows).sum(axis=1)), LARGEST).astype("<f4"))
+            norms.append(np.minimum(np.sqrt((rows * rows).sum(axis=1)), FLOAT32_MAX).astype("<f4"))
             scales = np.repeat(norms[-1], self.bucket)[: h.size]
             levels.append(random_levels(h, scales, self.levels, rng))
         head = np.concatenate(norms)
@@ -61,7 +62,7 @@ class QSGD(Method):
         payload = head.tobytes() + write(count, *codes) + parts.carried
         return Upload(payload, 32 * head.size + sum(stream.bits for stream in codes))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         reader = Reader(payload)
         buckets = [-(-size // self.bucket) for size in sizes.values()]

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from .method import LARGEST, Array
+from fedfq.codec.kernels import FLOAT32_MAX
+
+from .method import Array
 from .wire import finite
 
 Scale = Array | np.floating[Any] | float
@@ -30,7 +32,7 @@ def dequantize(levels: Array, scale: Scale, s: int) -> Array:
 
 def l2(h: Array) -> np.float32:
     """||h||_2 as it is sent."""
-    return np.float32(min(math.sqrt(energy(h)), LARGEST))
+    return np.float32(min(math.sqrt(energy(h)), FLOAT32_MAX))
 
 
 def energy(h: Array) -> float:

@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from .bits import fields, read_fields, write
-from .method import ERROR_FEEDBACK, Array, Method, Order, Server, State, Update, Upload
+from .method import ANY_ROUND, ERROR_FEEDBACK, Array, Method, Order, RoundContext, Server, State, Update, Upload
 from .wire import Reader, correct, divide, lengths, unite
 
 
@@ -41,7 +41,7 @@ class SignSGD(Method):
         claimed = sum(vector.size for vector in p.values())
         return Upload(b"".join(payload) + parts.carried, claimed, left if self.error_feedback else {})
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         reader = Reader(payload)
         vectors = {}
         for name, size in lengths(like).items():

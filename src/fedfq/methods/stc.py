@@ -21,7 +21,7 @@ from fedfq.codec.errors import PayloadError
 from fedfq.codec.ratio import check_ratio
 
 from .bits import BitReader, Codes, fields, golomb, golomb_bits, golomb_parameter, write
-from .method import ERROR_FEEDBACK, RATIO, Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, ERROR_FEEDBACK, RATIO, Array, Method, Order, RoundContext, State, Update, Upload
 from .sparse import Ranked, largest_that_fits
 from .wire import Reader, budget_bytes, check_budget, correct, divide, lengths, unite
 
@@ -84,7 +84,7 @@ class STC(Method):
     def _claimed(self, counts: dict[str, int], sizes: dict[str, int]) -> float:
         return sum(32 + k * (golomb_bits(k / sizes[name]) + 1) for name, k in counts.items() if k)
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         total = sum(sizes.values())
         reader = Reader(payload)

@@ -20,7 +20,7 @@ from fedfq.codec.errors import PayloadError
 from fedfq.codec.ratio import DEFAULT_RATIO, check_ratio
 
 from .bits import BitReader, golomb, golomb_parameter, write
-from .method import ERROR_FEEDBACK, RATIO, Array, Method, Order, State, Update, Upload
+from .method import ANY_ROUND, ERROR_FEEDBACK, RATIO, Array, Method, Order, RoundContext, State, Update, Upload
 from .quantizer import peak
 from .sparse import Ranked, largest_that_fits
 from .wire import Reader, budget_bytes, check_budget, correct, divide, join, lengths, split, unite
@@ -65,7 +65,7 @@ class TopK(Method):
         p[at] -= _values(values, float(scale))
         return Upload(payload, claimed, split(p, lengths(update)))
 
-    def decode(self, payload: bytes, like: Update) -> dict[str, Array]:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:
         sizes = lengths(like)
         flat = np.zeros(sum(sizes.values()), np.float32)
         reader = Reader(payload)

@@ -16,10 +16,11 @@ def warm_up(method: Method, like: Update) -> None:
     server, model = method.server(like), dict(like)
     memory: State = {}
     for round_ in range(1, ROUNDS + 1):
-        server.derived = method.derive(model, like)
+        context = method.open_round(round_, model, like)
+        server.open_round(context)
         announcement = server.announce({0: 1.0}).get(0, b"")
         update = {name: _made_up(value, rng) for name, value in like.items()}
-        upload = method.encode(update, memory, Order(round_, 0, round_, announcement, server.derived))
+        upload = method.encode(update, memory, Order(context, 0, round_, announcement))
         memory = upload.memory
         server.receive(0, upload.payload, 1.0)
         model = {name: model[name] + change for name, change in server.finish(1.0).items()}

@@ -14,9 +14,10 @@ import numpy as np
 from fedfq.codec.codec import KEEP
 from fedfq.codec.errors import BudgetError, PayloadError
 from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.kernels import FLOAT32_MAX
 from fedfq.codec.tensors import EXACT, KEPT, QUANTIZED, Tensor, read, specs
 
-from .method import LARGEST, Array, State, Update
+from .method import Array, State, Update
 
 HALF_LARGEST = float(np.finfo(np.float16).max)
 
@@ -84,7 +85,7 @@ def split(flat: Array, sizes: Mapping[str, int]) -> dict[str, Array]:
 
 def finite(values: Array) -> Array:
     """As float32; what lies beyond is clipped."""
-    return np.clip(values, -LARGEST, LARGEST).astype(np.float32)
+    return np.clip(values, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
 
 
 def check_budget(budget: int, minimum: int) -> None:

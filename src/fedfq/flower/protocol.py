@@ -1,4 +1,4 @@
-"""What the server sends beside the model, and the tag that binds a reply to it.
+"""What server and client agree on: the order beside the model, the names of what is sent, the tag that binds a reply.
 
 An order is a message from a stranger: nothing in it is used before it was checked, and nothing of it becomes a name.
 """
@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from fedfq.codec.errors import FedFQError
 
-ORDER = "fedfq.order"  # the ConfigRecord's name
+ORDER = "fedfq.order"  # the name of the order's ConfigRecord
+# Serialisation types. An app without the mod fails on a packed model with "Unsupported serialization type ...": so the
+# type says what to do.
+UPDATE = "fedfq.v1"
+MODEL = "fedfq.model.v1 (to read it, add fedfq.flower.fedfq_mod() to the mods of the ClientApp)"
+# Metrics of a reply
+BYTES, RATIO, NMSE = "fedfq-bytes", "fedfq-ratio", "fedfq-nmse"
+SETTLED = "fedfq-settled"  # 1: the node has the initial model, or does not want it
 
 LAST_ROUND = 2**31 - 1
 TOKEN_BYTES = 16
@@ -28,7 +35,7 @@ class Refusal(FedFQError):
     """What the server is told instead of an update."""
 
 
-class Order(NamedTuple):
+class TrainOrder(NamedTuple):
     """What `Compressed` sends with the model. The digests name the packed models."""
 
     round: int
@@ -38,7 +45,7 @@ class Order(NamedTuple):
     token: bytes  # of this node and round, known to no one else
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Order:
+    def read(cls, record: Mapping[str, Any]) -> TrainOrder:
         """The order in a record that may hold anything."""
         if set(record) != set(cls._fields):
             raise Refusal("the server's order is of another version: install one version of fedfq on all machines")

@@ -2,14 +2,24 @@
 
 import pytest
 
-from fedfq.flower.order import LONGEST_REASON, TAG_BYTES, Order, Refusal, fits, new_token, printable, seal, unseal
+from fedfq.flower.protocol import (
+    LONGEST_REASON,
+    TAG_BYTES,
+    Refusal,
+    TrainOrder,
+    fits,
+    new_token,
+    printable,
+    seal,
+    unseal,
+)
 
 GOOD = {"round": 3, "accepted": 2, "model": "0123456789abcdef", "initial": "f" * 16, "token": bytes(16)}
 
 
 @pytest.mark.parametrize("change", [{}, {"model": "", "initial": ""}, {"accepted": 0}, {"round": 2**31 - 1}])
 def test_an_order_is_read_as_it_was_sent(change):
-    assert Order.read(GOOD | change) == Order(**GOOD | change)
+    assert TrainOrder.read(GOOD | change) == TrainOrder(**GOOD | change)
 
 
 BAD = {
@@ -32,18 +42,18 @@ BAD = {
 @pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
 def test_an_order_that_says_anything_else_is_refused_by_the_fields_name(field, value):
     with pytest.raises(Refusal, match=f"its '(initial|{field})' is"):
-        Order.read(GOOD | {field: value})
+        TrainOrder.read(GOOD | {field: value})
 
 
 @pytest.mark.parametrize("fields", [{}, GOOD | {"more": 1}, {name: GOOD[name] for name in list(GOOD)[1:]}])
 def test_an_order_with_other_fields_is_of_another_version(fields):
     with pytest.raises(Refusal, match="another version"):
-        Order.read(fields)
+        TrainOrder.read(fields)
 
 
 def test_a_refusal_does_not_repeat_a_megabyte():
     with pytest.raises(Refusal) as refused:
-        Order.read(GOOD | {"model": "a" * 1_000_000})
+        TrainOrder.read(GOOD | {"model": "a" * 1_000_000})
     assert len(str(refused.value)) < 200
 
 

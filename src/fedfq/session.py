@@ -1,0 +1,106 @@
+"""One client of any engine: its options, its codec, the basis that it derives, and what it sends.
+
+The simulator's method `fedfq`, the Flower mod and every further engine use this. Where a client keeps its memory
+between two rounds is the engine's business: a session holds no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from fedfq.codec.codec import Codec, Gain
+from fedfq.codec.ratio import DEFAULT_RATIO
+from fedfq.codec.shared_basis import SharedBasis
+from fedfq.codec.tensors import read
+from fedfq.feedback import ErrorFeedback
+from fedfq.metrics import energy
+from fedfq.types import Array
+
+Basis = Literal["shared", "adaptive", "identity"]
+BASES = ("shared", "adaptive", "identity")
+
+
+class Sent(NamedTuple):
+    """What a client sends in one round, and what it keeps of it."""
+
+    payload: bytes
+    residual: dict[str, Array]  # what the payload leaves out, for the next round; empty without error feedback
+    nmse: float | None  # share of the energy of update and memory that the payload leaves out, before the gain
+
+
+@dataclass(frozen=True)
+class ClientSession:
+    """The options of a client, and what follows from them.
+
+    ratio           float32 bytes / payload bytes, at least
+    basis           "shared": factors in the directions in which the model has moved, which both sides derive from the
+                    initial model; "adaptive" and "identity" as in `Codec`
+    error_feedback  add what one payload leaves out to the next one
+    gain            as in `Codec`
+    """
+
+    ratio: float = DEFAULT_RATIO
+    basis: Basis = "shared"
+    error_feedback: bool = True
+    gain: Gain | bool = "norm"
+
+    def __post_init__(self) -> None:
+        if self.basis not in BASES:
+            raise ValueError(f"basis must be one of {', '.join(map(repr, BASES))}; got {self.basis!r}")
+        self.make_codec()
+
+    @property
+    def uses_initial(self) -> bool:
+        """Whether the client needs the initial model, which it then has to be sent once."""
+        return self.basis == "shared"
+
+    def make_codec(self, **size: Any) -> Codec:
+        """The codec, with a budget of this client's own (`ratio=` or `max_bytes=`) if there is one."""
+        basis = "adaptive" if self.basis == "shared" else self.basis
+        return Codec(**(size or {"ratio": self.ratio}), basis=basis, gain=self.gain, layout="digest")
+
+    def encode(
+        self,
+        update: Mapping[str, Array],
+        residual: Mapping[str, Array],
+        seed: int,
+        shared_basis: SharedBasis | None = None,
+        *,
+        codec: Codec | None = None,
+        measure: bool = False,
+    ) -> Sent:
+        """The payload of an update, and what it leaves out.
+
+        `residual` is what the last payload that was accepted left out; it is not changed. `codec` is one of
+        `make_codec`. `measure` asks for the NMSE, which takes a pass over the update. Raises what `Codec.encode` does.
+        """
+        codec = codec or self.make_codec()
+        if self.error_feedback:
+            feedback = ErrorFeedback(codec)
+            feedback.residual = dict(residual)
+            payload = feedback.encode(update, seed, shared_basis=shared_basis)
+            left = feedback.residual
+            return Sent(payload, left, _share_left_out(left, update, residual) if measure else None)
+        if not measure:
+            return Sent(codec.encode(update, seed, shared_basis=shared_basis), {}, None)
+        payload, decoded = codec.encode_and_decode(read(update, codec.keep), seed, shared_basis)
+        left = {name: array - decoded[name] for name, array in update.items() if array.dtype.kind == "f"}
+        return Sent(payload, {}, _share_left_out(left, update, {}))
+
+
+def derive_basis(model: Any, initial: Any) -> SharedBasis | None:
+    """The basis that server and client share in a round; None where the training diverged and no basis can be had."""
+    try:
+        return SharedBasis(model, initial)
+    except ValueError:  # the model is no longer finite
+        return None
+
+
+def _share_left_out(left: Mapping[str, Array], update: Mapping[str, Array], residual: Mapping[str, Array]) -> float:
+    """||left out||^2 / ||update + residual||^2, over the floating-point tensors; one tensor's copy at a time."""
+    floats = [name for name, array in update.items() if array.dtype.kind == "f"]
+    wanted = (update[name] + residual[name] if name in residual else update[name] for name in floats)
+    whole = sum(energy(array) for array in wanted)
+    return sum(energy(array) for array in left.values()) / whole if whole else 0.0

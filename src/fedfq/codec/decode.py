@@ -90,7 +90,7 @@ def decode_each(
     assert parsed.layout is not None
     with workers(1) as spread:
         parts = _parts(parsed, parsed.layout, _known(parsed, shared_basis), spread)
-    return [look(_assembled(spec, own)) for spec, own in zip(parsed.layout, parts)]
+        return [look(_assembled(spec, own)) for spec, own in zip(parsed.layout, parts)]
 
 
 def _assembled(spec: Spec, parts: list[_Part]) -> Array:

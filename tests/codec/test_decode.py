@@ -528,7 +528,7 @@ def test_an_addition_that_is_interrupted_halfway_is_not_averaged(monkeypatch: py
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "_parts", interrupt)  # before anything was added
+        patch.setattr(decoding, "_decode_parts", interrupt)  # before anything was added
         with pytest.raises(KeyboardInterrupt):
             accumulator.add(payload)
     assert_identical(accumulator.mean(), before)

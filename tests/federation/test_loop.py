@@ -269,7 +269,7 @@ class SomeSendGarbage(Method):
             payload=b"garbage" if order.client % 2 else upload.payload, memory={"sent": np.array(sent)}
         )
 
-    def decode(self, payload: bytes, like: Update) -> Update:
+    def decode(self, payload: bytes, like: Update, context: RoundContext = RoundContext()) -> Update:  # noqa: B008
         return methods.make("fedavg").decode(payload, like)
 
 

@@ -479,8 +479,15 @@ def test_nodes_that_do_without_the_basis_are_not_sent_the_initial_model(mod, sha
 def test_privacy_wrappers_stand_inside(name):
     wrapper = STRATEGIES[name]()
     wrapper.strategy = Compressed(FedAvg())
-    with pytest.raises(ValueError, match=rf"write Compressed\({type(wrapper).__name__}\("):
-        wrapper.configure_train(1, record(network(5)), ConfigRecord(), LocalGrid(app([fedfq_mod()]), NODES))
+    with pytest.raises(ValueError, match=r"write Compressed\(Other\(strategy\)\), not Other\(Compressed\(strategy\)\)"):
+        wrapper.start(LocalGrid(app([fedfq_mod()]), NODES), record(network(5)), num_rounds=1)
+
+
+def test_a_summary_that_is_asked_for_by_hand_changes_nothing():
+    strategy = Compressed(FedAvg(fraction_evaluate=0.0))
+    strategy.summary()
+    result = strategy.start(LocalGrid(app([fedfq_mod()]), NODES), record(network(5)), num_rounds=1)
+    assert set(result.arrays) == set(network(5))
 
 
 def test_a_quantised_update_is_never_longer_than_the_clipping_norm():

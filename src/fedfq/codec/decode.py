@@ -89,8 +89,12 @@ def decode_each(
     layout = parsed.layout
     assert layout is not None
     known = _find_known(parsed, shared_basis)
-    parts = with_workers(1, lambda spread: _decode_parts(parsed, layout, known, spread))
-    return [look(_assemble(spec, own)) for spec, own in zip(layout, parts)]
+
+    def look_at_each(spread: Spread) -> list[T]:
+        parts = _decode_parts(parsed, layout, known, spread)
+        return [look(_assemble(spec, own)) for spec, own in zip(layout, parts)]
+
+    return with_workers(1, look_at_each)
 
 
 def _assemble(spec: Spec, parts: list[Part]) -> Array:

@@ -399,6 +399,8 @@ def test_a_gain_can_keep_the_norm() -> None:
     ]
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
     assert 1 < inspect(payload).gain < inspect(encode(update, ratio=60, gain=True)).gain
+    assert encode(update, ratio=60, gain="full") == encode(update, ratio=60, gain=True)
+    assert encode(update, ratio=60, gain="none") == encode(update, ratio=60)
     with pytest.raises(ValueError, match="gain must be one of 'none', 'norm', 'full'"):
         Codec(ratio=60, gain="double")  # type: ignore[arg-type]
 

@@ -84,15 +84,16 @@ def decode_each(
     like: Any,
     shared_basis: SharedBasis | None = None,
 ) -> list[T]:
-    """What `look` says of each tensor of a payload, with one decoded at a time; all of it is checked before."""
-    parsed = parse(payload, specs(like))
+    """What `look` says of each tensor, in the order of `like`, with one decoded at a time; all is checked before."""
+    order = specs(like)
+    parsed = parse(payload, order)
     layout = parsed.layout
     assert layout is not None
     known = _find_known(parsed, shared_basis)
 
     def look_at_each(spread: Spread) -> list[T]:
-        parts = _decode_parts(parsed, layout, known, spread)
-        return [look(_assemble(spec, own)) for spec, own in zip(layout, parts)]
+        parts = dict(zip((spec.name for spec in layout), _decode_parts(parsed, layout, known, spread)))
+        return [look(_assemble(spec, parts.pop(spec.name))) for spec in order]
 
     return with_workers(1, look_at_each)
 

@@ -44,6 +44,7 @@ from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read,
 from .round import ServerRound
 
 PRIVACY = (DifferentialPrivacyFixedClippingBase, DifferentialPrivacyAdaptiveBase)
+Answered = tuple[Message, ReplyContent]  # a reply, and what was read in it
 JUDGES = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, *PRIVACY)
 
 
@@ -196,9 +197,7 @@ class Compressed(Strategy):
         self.last = ledger.arrivals(self._models)
         return arrays, ledger.metrics(metrics)
 
-    def _sound(
-        self, round_: ServerRound, replies: list[Message], ledger: RoundLedger
-    ) -> list[tuple[Message, ReplyContent]]:
+    def _sound(self, round_: ServerRound, replies: list[Message], ledger: RoundLedger) -> list[Answered]:
         """The replies of which each for itself can be used, with their norms."""
         weight_key, loss_key = _keys(self.strategy)
         found = []
@@ -215,9 +214,7 @@ class Compressed(Strategy):
                 found.append((reply, answer))
         return found
 
-    def _alike(
-        self, answers: list[tuple[Message, ReplyContent]], ledger: RoundLedger
-    ) -> list[tuple[Message, ReplyContent]]:
+    def _alike(self, answers: list[Answered], ledger: RoundLedger) -> list[Answered]:
         """Those with the metrics that most have."""
         usual = usual_kinds([answer for _, answer in answers], self._kinds)
         found = []

@@ -533,7 +533,7 @@ def test_an_addition_that_is_interrupted_halfway_is_not_averaged(monkeypatch: py
             accumulator.add(payload)
     assert_identical(accumulator.mean(), before)
     with monkeypatch.context() as patch:
-        patch.setattr(decoding, "_scatter_add", interrupt)
+        patch.setattr(decoding.Part, "add_to", interrupt)
         with pytest.raises(KeyboardInterrupt):
             accumulator.add(payload)
     for use in (accumulator.mean, lambda: accumulator.add(payload)):

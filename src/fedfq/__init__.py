@@ -25,7 +25,24 @@ _HOMES = {
 
 
 def encode(update: Any, *, seed: int = 0, shared_basis: "SharedBasis | None" = None, **options: Any) -> bytes:
-    """`Codec(**options).encode(update, seed)`: as `encode(update, ratio=64)`; 256 if no size is given."""
+    """Turn an update into bytes: `Codec(**options).encode(update, seed)`.
+
+    update        mapping from names to numpy arrays, torch tensors or other arrays; or a torch module
+    seed          of the random numbers that the search for factors starts from
+    shared_basis  directions that the decoder holds too (`SharedBasis`)
+    options       of `Codec`: mostly a size, such as `ratio=64` (the default is 256) or `max_bytes=70_000`
+
+    Returns the payload, which fits the size. Raises `BudgetError` if no payload can be that small, `ValueError` for
+    entries that are not finite or options that do not fit, and `TypeError` for what is no tensor.
+
+    >>> import fedfq, numpy as np
+    >>> update = {"w": np.outer(np.arange(50.0), np.arange(40.0)).astype(np.float32)}
+    >>> payload = fedfq.encode(update, ratio=32)
+    >>> len(payload) <= 50 * 40 * 4 / 32
+    True
+    >>> {name: tensor.shape for name, tensor in fedfq.decode(payload).items()}
+    {'w': (50, 40)}
+    """
     from fedfq.codec.codec import Codec
 
     return Codec(**options).encode(update, seed, shared_basis=shared_basis)

@@ -26,6 +26,14 @@ class ErrorFeedback:
     `rollback()` undoes the last encode when its payload was lost or refused: its update is then lost as well, but e is
     again what the server does not have. The state is plain arrays (`state_dict`), for any file format. It is for one
     thread at a time; an `encode` that is interrupted leaves it as it was.
+
+    >>> import fedfq, numpy as np
+    >>> memory = fedfq.ErrorFeedback(fedfq.Codec(max_bytes=60))
+    >>> update = {"w": np.random.default_rng(0).standard_normal((30, 30)).astype(np.float32)}
+    >>> payload = memory.encode(update)
+    >>> left_out = update["w"] - fedfq.decode(payload)["w"]
+    >>> np.allclose(memory.residual["w"], left_out)
+    True
     """
 
     def __init__(self, codec: Codec) -> None:

@@ -58,6 +58,20 @@ class Codec:
                `like=`
     keep       name patterns (as of `fnmatch`) of tensors sent as float16
     threads    tiles are coded in so many threads; the bytes do not depend on it
+
+    Raises `ValueError` or `TypeError` for options that do not fit together.
+
+    >>> import fedfq, numpy as np
+    >>> codec = fedfq.Codec(max_bytes=500)
+    >>> update = {"w": np.random.default_rng(0).standard_normal((100, 100)).astype(np.float32)}
+    >>> len(codec.encode(update)) <= 500
+    True
+    >>> codec.encode(update, seed=7) == codec.encode(update, seed=7)
+    True
+    >>> fedfq.Codec(max_bytes=10).encode(update)
+    Traceback (most recent call last):
+        ...
+    fedfq.codec.errors.BudgetError: a budget of 10 bytes is too small: this update needs at least 18 bytes
     """
 
     def __init__(

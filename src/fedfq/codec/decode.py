@@ -46,6 +46,15 @@ def decode(
     `model.load_state_dict` takes them. All others are numpy arrays, of float32 where numpy lacks the dtype (bfloat16).
     `shared_basis` is the one that the payload was made with; one that was made without is decoded without.
     Whatever the bytes are, this returns finite numbers or raises `PayloadError`. Any threads may call it side by side.
+
+    >>> import fedfq, numpy as np
+    >>> payload = fedfq.encode({"b": np.ones(100, np.float32)}, max_bytes=60)
+    >>> fedfq.decode(payload)["b"][:3].round(3)
+    array([1., 1., 1.], dtype=float32)
+    >>> fedfq.decode(payload[:-1])
+    Traceback (most recent call last):
+        ...
+    fedfq.codec.errors.PayloadError: the payload is damaged: its checksum does not match
     """
     if not max_bytes >= 0:
         raise ValueError(f"max_bytes must not be negative, got {max_bytes!r}")
@@ -136,6 +145,14 @@ class Accumulator:
     may add to it and ask for the mean: payloads are decoded side by side and added one after the other. (Sums in
     another order may differ in their last bits.) An addition that was interrupted halfway, by Ctrl-C for instance,
     leaves sums that are of no use, and is remembered: `add` and `mean` refuse from then on.
+
+    >>> import fedfq, numpy as np
+    >>> model = {"b": np.zeros(100, np.float32)}
+    >>> mean = fedfq.Accumulator(like=model)
+    >>> for value in (1.0, 2.0):
+    ...     mean.add(fedfq.encode({"b": np.full(100, value, np.float32)}, max_bytes=60), weight=value)
+    >>> mean.mean()["b"][:2].round(2)
+    array([1.67, 1.67], dtype=float32)
     """
 
     def __init__(self, like: Any, *, threads: int = 1) -> None:
@@ -167,7 +184,11 @@ class Accumulator:
         shared_basis: SharedBasis | None = None,
         scales: Mapping[str, float] | None = None,
     ) -> None:
-        """Add weight times the payload's update; of tensors that are named in `scales`, so many times of it."""
+        """Add weight times the payload's update; of tensors that are named in `scales`, so many times of it.
+
+        Raises `PayloadError` for a payload that cannot be decoded, and `ValueError` for a weight that is not positive
+        and finite as float32.
+        """
         weight = _check_weight(weight)
         parsed = parse(payload, self.layout)
         layout = parsed.layout

@@ -47,7 +47,13 @@ class Report:
 def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Report:
     """Sizes per tensor, bits per parameter, non-zeros, step. A payload whose layout is a digest needs `like=`.
 
-    That is the model, a mapping or module; tensors are then in its order.
+    That is the model, a mapping or module; tensors are then in its order. Nothing is decoded but the frame of the
+    payload. Raises `PayloadError` for bytes that are no payload.
+
+    >>> import fedfq, numpy as np
+    >>> report = fedfq.inspect(fedfq.encode({"b": np.ones(100, np.float32)}, max_bytes=60))
+    >>> report.raw_bytes, report.tensors[0].kind
+    (400, 'plain')
     """
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes=1 << 62)

@@ -25,7 +25,17 @@ class SharedBasis:
 
     Both are mappings or modules as for `encode`; server and clients must hold the same numbers. `digest` names them in
     every payload that is made with the basis. Before the model has moved, the basis is empty and payloads do without.
-    It never changes: threads may share it.
+    It never changes: threads may share it. Raises `ValueError` if the two models differ in names or shapes, or are not
+    finite.
+
+    >>> import fedfq, numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> move = np.outer(rng.standard_normal(60), rng.standard_normal(80)).astype(np.float32)
+    >>> initial, model = {"w": np.zeros((60, 80), np.float32)}, {"w": move}
+    >>> basis = fedfq.SharedBasis(model, initial)
+    >>> known = fedfq.encode({"w": 2 * move}, step=0.1, shared_basis=basis)
+    >>> len(known) < len(fedfq.encode({"w": 2 * move}, step=0.1))
+    True
     """
 
     def __init__(self, model: Any, initial: Any, *, threads: int = 1) -> None:

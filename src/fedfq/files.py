@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.lib import format as npy
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from fedfq.types import Array
 
 SUFFIXES = (".safetensors", ".npz")
 CHUNK = 1 << 20  # bytes of a file that are read at a time

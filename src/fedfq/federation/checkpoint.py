@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from fedfq.federation.memory import Memories, Written
 from fedfq.files import checksum, read_tensors, secure, write_bytes, write_tensors
 from fedfq.methods import State
-from fedfq.methods.method import Array
+from fedfq.types import Array
 
 LEDGERS = ("rounds.jsonl", "timings.jsonl")
 TENSORS = ("model", "server")

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfq.methods.method import Array, Update
+from fedfq.methods.method import Update
 from fedfq.tasks.task import Examples, Task, device_of
+from fedfq.types import Array
 
 
 class LocalTraining(NamedTuple):

@@ -29,10 +29,10 @@ from fedfq.federation.client import LocalTraining, load, local_sgd, state
 from fedfq.federation.config import Config
 from fedfq.federation.memory import Memories, Written
 from fedfq.methods import Order, RoundContext, State
-from fedfq.methods.method import Array
 from fedfq.methods.warm import warm_up
 from fedfq.signals import postponed
 from fedfq.tasks.task import evaluate
+from fedfq.types import Array
 
 TRAINING, SAMPLING, ENCODING = 1, 2, 3  # what random numbers are drawn for
 TEST_CHUNK = 1000  # test examples that one process evaluates at a time

@@ -39,7 +39,7 @@ from fedfq import tasks
 from fedfq.federation.checkpoint import LEDGERS, Checkpoint, Checkpoints, naming
 from fedfq.federation.config import Config, from_json
 from fedfq.files import write_bytes, write_tensors
-from fedfq.methods.method import Array
+from fedfq.types import Array
 
 # All that a run, or `fedfq report` on it, leaves behind: what `--overwrite` may delete.
 OURS = re.compile(

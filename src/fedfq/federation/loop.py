@@ -26,8 +26,8 @@ from fedfq.federation.downlink import models_sent
 from fedfq.federation.folder import Folder
 from fedfq.federation.memory import Written
 from fedfq.methods import Order, RoundContext
-from fedfq.methods.method import Array
 from fedfq.signals import ending_by_signal, postponed
+from fedfq.types import Array
 
 Watch = Callable[[dict[str, Any], dict[str, float]], None]
 

@@ -20,9 +20,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 
-from .protocol import MODEL
+from fedfq.types import Array as NDArray
 
-NDArray = np.ndarray[Any, Any]
+from .protocol import MODEL
 
 ALIGNED = 64
 LONGEST_TABLE = 1 << 22  # bytes: enough for 40,000 tensors

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from fedfq.codec.kernels import FLOAT32_MAX
+from fedfq.types import Array
 
-from .method import Array
 from .wire import finite
 
 Scale = Array | np.floating[Any] | float

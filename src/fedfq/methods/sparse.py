@@ -9,8 +9,7 @@ import numpy as np
 from fedfq.codec.errors import BudgetError
 from fedfq.codec.format.random_numbers import uniform
 from fedfq.codec.kernels import Int, U, kernel
-
-from .method import Array
+from fedfq.types import Array
 
 
 class Ranked:

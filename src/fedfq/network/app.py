@@ -36,8 +36,8 @@ from fedfq.codec.shared_basis import SharedBasis
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower.arrays import record, tensors
 from fedfq.network.links import counters
+from fedfq.types import Array as NDArray
 
-NDArray = np.ndarray[Any, Any]
 POLL_S = 0.2  # how often the server asks for replies; Flower's own loop does so every 3 s, too coarse to measure with
 MEETING_POLL_S = 0.05
 TIMEOUT_S = 600.0  # for a round

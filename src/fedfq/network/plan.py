@@ -22,8 +22,7 @@ import numpy as np
 import simpy
 
 from fedfq.codec.ratio import DEFAULT_RATIO, check_ratio
-
-NDArray = np.ndarray[Any, Any]
+from fedfq.types import Array as NDArray
 
 HEADERS = 1514 / 1448  # of Ethernet, IP and TCP: what a full packet takes over what it carries
 ACKNOWLEDGEMENT = 66 / (2 * 1514)  # bytes that go the other way meanwhile for every byte: a small packet for two full

@@ -23,13 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, islice
-from typing import Any
 
 import numpy as np
 
 from fedfq.codec.encoder.width_levels import dequantize_levels, stochastic_levels
+from fedfq.types import Array
 
-Array = np.ndarray[Any, np.dtype[Any]]
 Quantizer = Callable[[Array, int, int], Array]  # of a round's updates, a row each, with a seed and the round's number
 
 FIGURE = "theorem-4"  # the name of its files

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from fedfq.files import read_tensors
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from fedfq.types import Array
 
 TRAIN, TEST, CLASSES, SIDE = 50_000, 10_000, 10, 32
 BATCHES = [f"data_batch_{number}" for number in range(1, 6)]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fedfq.hints import nearest
+from fedfq.types import Array
 
 if TYPE_CHECKING:
     from fedfq.tasks.task import Data
 
-Array = np.ndarray[Any, np.dtype[Any]]
 
 FORMS = ["iid", "one-class", "shards:K", "dirichlet:ALPHA", "natural"]
 LIMIT = 1_000_000  # far beyond it, what numpy draws from a Dirichlet distribution is no longer one

@@ -14,15 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedfq.codec.errors import FedFQError
 from fedfq.hints import nearest
 from fedfq.tasks import cifar10_files, shakespeare_text
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from fedfq.types import Array
 
 TIMEOUT = 30  # seconds without an answer
 CHUNK = 1 << 20

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from fedfq.types import Array
+
 Prepare = Callable[[Array, Array, np.random.Generator | None], tuple[Tensor, Tensor]]
 
 

@@ -90,51 +90,26 @@ class Codec:
         keep: Sequence[str] = KEEP,
         threads: int = 1,
     ) -> None:
-        sizes = {
-            "ratio": ratio,
-            "bits_per_parameter": bits_per_parameter,
-            "max_bytes": max_bytes,
-            "step": step,
-            "claimed_ratio": claimed_ratio,
-        }
-        given = [name for name, value in sizes.items() if value is not None]
-        if len(given) > 1:
-            raise ValueError(f"give one of {', '.join(sizes)}; got {', '.join(given)}")
-        if not given:
-            given, sizes["ratio"] = ["ratio"], DEFAULT_RATIO
-        sizes[given[0]] = _check_size(given[0], sizes[given[0]])
-        _one_of("allocator", allocator, ("waterfill", "exact", "cgsa"))
-        _one_of("layout", layout, ("full", "digest"))
-        if isinstance(gain, bool):
-            gain = "full" if gain else "none"
-        _one_of("gain", gain, GAINS)
-        if rounding is None:
-            rounding = "deadzone" if allocator == "waterfill" else "stochastic"
-        _one_of("rounding", rounding, ("deadzone", "stochastic"))
-        may_adapt = allocator == "waterfill" and rounding == "deadzone"
-        if basis is None:
-            basis = "adaptive" if may_adapt else "identity"
-        _one_of("basis", basis, ("adaptive", "identity"))
-        if basis == "adaptive" and not may_adapt:
-            raise ValueError('basis="adaptive" goes with allocator="waterfill" and rounding="deadzone"')
-        if step is not None:
-            if allocator != "waterfill":
-                raise ValueError(f'step= goes with allocator="waterfill", not with {allocator!r}')
-            with np.errstate(over="ignore"):
-                rounded = np.float32(sizes["step"])
-            if not np.float32(0) < rounded < np.float32(np.inf):
-                raise ValueError(f"step must be positive and finite as float32, got {step!r}")
-        if claimed_ratio is not None and allocator == "waterfill":
-            raise ValueError('claimed_ratio= goes with allocator="exact" or "cgsa", not with "waterfill"')
-        if isinstance(keep, str):
-            raise TypeError("keep must be a sequence of name patterns, not one string")
-        if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
-            raise ValueError(f"threads must be a positive integer, got {threads!r}")
+        sizes = _check_sizes(
+            ratio=ratio,
+            bits_per_parameter=bits_per_parameter,
+            max_bytes=max_bytes,
+            step=step,
+            claimed_ratio=claimed_ratio,
+        )
         self.ratio = sizes["ratio"]
         self.bits_per_parameter = sizes["bits_per_parameter"]
         self.max_bytes = sizes["max_bytes"]
         self.step = sizes["step"]
         self.claimed_ratio = sizes["claimed_ratio"]
+        if isinstance(gain, bool):
+            gain = "full" if gain else "none"
+        if rounding is None:
+            rounding = "deadzone" if allocator == "waterfill" else "stochastic"
+        if basis is None:
+            basis = "adaptive" if allocator == "waterfill" and rounding == "deadzone" else "identity"
+        if isinstance(keep, str):
+            raise TypeError("keep must be a sequence of name patterns, not one string")
         self.allocator = allocator
         self.basis = basis
         self.rounding = rounding
@@ -142,6 +117,23 @@ class Codec:
         self.layout = layout
         self.keep = tuple(keep)
         self.threads = threads
+        self._check_options()
+
+    def _check_options(self) -> None:
+        """Refuse options that there are not, or that do not go together."""
+        _one_of("allocator", self.allocator, ("waterfill", "exact", "cgsa"))
+        _one_of("layout", self.layout, ("full", "digest"))
+        _one_of("gain", self.gain, GAINS)
+        _one_of("rounding", self.rounding, ("deadzone", "stochastic"))
+        _one_of("basis", self.basis, ("adaptive", "identity"))
+        if self.basis == "adaptive" and not (self.allocator == "waterfill" and self.rounding == "deadzone"):
+            raise ValueError('basis="adaptive" goes with allocator="waterfill" and rounding="deadzone"')
+        if self.step is not None and self.allocator != "waterfill":
+            raise ValueError(f'step= goes with allocator="waterfill", not with {self.allocator!r}')
+        if self.claimed_ratio is not None and self.allocator == "waterfill":
+            raise ValueError('claimed_ratio= goes with allocator="exact" or "cgsa", not with "waterfill"')
+        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
+            raise ValueError(f"threads must be a positive integer, got {self.threads!r}")
 
     def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
         """The payload of `update`: a module, or a mapping from names to arrays of numpy, torch or another library.
@@ -252,6 +244,15 @@ class Codec:
         return None if self.max_bytes is None else int(self.max_bytes)
 
 
+def _check_sizes(**sizes: float | None) -> dict[str, Any]:
+    """The one number that says how large a payload may be, checked; `DEFAULT_RATIO` if none was given."""
+    given = [name for name, value in sizes.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"give one of {', '.join(sizes)}; got {', '.join(given)}")
+    name = given[0] if given else "ratio"
+    return sizes | {name: _check_size(name, sizes[name] if given else DEFAULT_RATIO)}
+
+
 def _check_size(name: str, value: Any) -> float:
     """One of the numbers that say how large a payload may be, as Python's: those of numpy overflow when multiplied."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -266,6 +267,11 @@ def _check_size(name: str, value: Any) -> float:
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
     if name != "step" and number >= BEYOND:
         raise ValueError(f"{name} must be below 2^63, got {value!r}")
+    if name == "step":
+        with np.errstate(over="ignore"):
+            rounded = np.float32(number)
+        if not np.float32(0) < rounded < np.float32(np.inf):
+            raise ValueError(f"step must be positive and finite as float32, got {value!r}")
     return int(value) if isinstance(value, (int, np.integer)) else number
 
 

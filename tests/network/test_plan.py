@@ -22,7 +22,7 @@ from fedfq.network.plan import (
     plan,
     simulate,
 )
-from tests.test_cli import ok, refused
+from tests.cli.test_codec import ok, refused
 
 MILLION = Setting(parameters=1_000_000, clients=1, uplink_mbps=10, downlink_mbps=100)
 MEGABITS = 8 * 4 * HEADERS  # of a million parameters

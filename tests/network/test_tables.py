@@ -12,8 +12,8 @@ import pytest
 from fedfq.network import links
 from fedfq.network.measure import STEP_SECONDS, Cell, measure_cells, read, rounds_per_epoch
 from fedfq.network.tables import all_rows, predicted, write_tables
+from tests.cli.test_codec import refused
 from tests.network.test_links import needs_root
-from tests.test_cli import refused
 
 MB = 1_000_000
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedfq import tasks
-from fedfq.completion import complete_split, complete_task
+from fedfq.cli.completion import complete_split, complete_task
 
 if TYPE_CHECKING:
     import numpy as np

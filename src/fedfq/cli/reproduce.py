@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedfq.federation.commands import DataDir, Device, Workers, machine
-from fedfq.federation.progress import progress, saying_how_to_go_on
-from fedfq.hints import nearest
-from fedfq.network.commands import TABLES as NETWORK
-from fedfq.network.commands import (
+from fedfq.cli.federation import DataDir, Device, Workers, machine
+from fedfq.cli.plan import TABLES as NETWORK
+from fedfq.cli.plan import (
     ByTensor,
     Clients,
     Downlink,
@@ -23,6 +21,8 @@ from fedfq.network.commands import (
     network_table,
     refuse_given,
 )
+from fedfq.cli.progress import progress, saying_how_to_go_on
+from fedfq.hints import nearest
 
 if TYPE_CHECKING:
     from fedfq.reproduce.cells import Cell

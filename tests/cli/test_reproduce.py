@@ -11,9 +11,9 @@ from fedfq.cli import app
 from fedfq.federation.folder import Folder
 from fedfq.reproduce import cells
 from fedfq.reproduce import run as run_module
-from tests.federation.test_commands import interrupted
+from tests.cli.test_codec import ok, refused
+from tests.cli.test_federation import interrupted
 from tests.reproduce.small import COLUMNS, IID, write_cell
-from tests.test_cli import ok, refused
 
 ONE = ("--workers", "1")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedfq.completion import complete_method
+from fedfq.cli.completion import complete_method
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,15 +16,15 @@ import typer
 from typer.core import TyperGroup
 
 import fedfq
-from fedfq.bench import commands as bench_commands
+from fedfq.cli import bench as bench_commands
+from fedfq.cli import data as data_commands
+from fedfq.cli import federation as federation_commands
+from fedfq.cli.methods import methods
+from fedfq.cli.plan import plan
+from fedfq.cli.report import report
+from fedfq.cli.reproduce import reproduce
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.codec.ratio import DEFAULT_RATIO
-from fedfq.federation import commands as federation_commands
-from fedfq.federation.catalogue import methods
-from fedfq.network.commands import plan
-from fedfq.report.commands import report
-from fedfq.reproduce.commands import reproduce
-from fedfq.tasks import commands as data_commands
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -230,7 +230,7 @@ def _summary(report: fedfq.Report, nmse: float) -> str:
 
 
 def _warn_of_checkpoint(source: Path, update: Mapping[str, Array], report: fedfq.Report, nmse: float) -> None:
-    from fedfq.checkpoints import looks_like_checkpoint
+    from fedfq.cli.checkpoints import looks_like_checkpoint
 
     if looks_like_checkpoint(update, report.bits_per_parameter, nmse):
         typer.echo(

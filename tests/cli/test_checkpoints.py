@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fedfq
-from fedfq import cli
-from fedfq.checkpoints import looks_like_checkpoint
+from fedfq.cli import codec as cli
+from fedfq.cli.checkpoints import looks_like_checkpoint
 from fedfq.tasks import models
 
 NETWORKS = {

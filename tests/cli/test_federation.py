@@ -18,16 +18,16 @@ from typing import Any, get_type_hints
 import pytest
 from click.testing import Result
 
-from fedfq.federation import commands
+from fedfq.cli import federation as commands
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import Federation
+from tests.cli.test_codec import ok, refused, run
 from tests.federation.test_loop import heeding
 from tests.network.test_links import heed_signals
-from tests.test_cli import ok, refused, run
 
 SMALL = ("--rounds", "2", "--clients", "6", "--per-round", "2", "--local-steps", "1", "--workers", "1")
-KILLS = 1  # python -m tests.federation.test_commands 20 does it twenty times
+KILLS = 1  # python -m tests.cli.test_federation 20 does it twenty times
 
 
 @pytest.fixture(autouse=True)

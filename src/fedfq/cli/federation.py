@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfq.cli.completion import complete_method, complete_methods, complete_split, complete_task
+from fedfq.cli.progress import came_to_nothing, progress, saying_how_to_go_on
 from fedfq.codec.ratio import DEFAULT_RATIO
-from fedfq.completion import complete_method, complete_methods, complete_split, complete_task
-from fedfq.federation.progress import came_to_nothing, progress, saying_how_to_go_on
 from fedfq.tasks import TASKS
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedfq.tasks import commands, store
+from fedfq.cli import data as commands
+from fedfq.tasks import store
+from tests.cli.test_codec import ok, refused, run
 from tests.tasks import miniatures
-from tests.test_cli import ok, refused, run
 
 
 @pytest.fixture

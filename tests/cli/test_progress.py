@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedfq.federation.progress import MOST_NAMED, came_to_nothing, progress, refusals
+from fedfq.cli.progress import MOST_NAMED, came_to_nothing, progress, refusals
 from fedfq.report.runs import read_run
 from tests.report.folders import CLIENTS, RAW, a_line, write_run
 

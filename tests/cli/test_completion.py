@@ -9,7 +9,7 @@ import pytest
 from fedfq.cli import completion
 from fedfq.methods import METHODS
 from fedfq.tasks import TASKS, splits
-from tests.cli.test_codec import shell
+from tests.cli.runner import shell
 
 
 def offered(*words: str) -> list[str]:

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from tests.cli.test_codec import ok, refused
+from tests.cli.runner import ok, refused
 from tests.report.folders import a_line, write_run, write_two
 
 

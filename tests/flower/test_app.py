@@ -19,7 +19,7 @@ from fedfq.files import read_tensors
 from fedfq.flower import Compressed, app
 from fedfq.flower.order import TAG_BYTES
 from fedfq.flower.replies import Arrivals
-from tests.cli.test_codec import refused
+from tests.cli.runner import refused
 from tests.flower.local import RUN, LocalGrid, payload_of, record
 from tests.network.test_links import heed_signals
 

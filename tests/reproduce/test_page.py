@@ -8,7 +8,7 @@ import pytest
 from fedfq.reproduce import cells
 from fedfq.reproduce.cells import Cell
 from fedfq.reproduce.results import FAILED, claim
-from tests.cli.test_codec import ok, refused
+from tests.cli.runner import ok, refused
 from tests.report.test_page import Outline, embedded
 from tests.reproduce.small import COLUMNS, IID, SHARDS, write_cell
 

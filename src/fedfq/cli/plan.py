@@ -1,98 +1,31 @@
-"""`fedfq reproduce table3 | table4` and `fedfq plan`."""
+"""`fedfq plan`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedfq.cli.options import refuse_given, spread
 from fedfq.codec.ratio import check_ratio
 
 if TYPE_CHECKING:
     from fedfq.network.plan import Plan, Setting
 
-TABLES = ("table3", "table4")
-OUT = Path("results/network")
-FAILED = 1
-PANEL = "table3 and table4 (need root)"
-
-Clients = Annotated[
-    list[int] | None,
-    typer.Option(help="Numbers of clients. Repeatable.", show_default="2, 4, 8 and 16", rich_help_panel=PANEL),
-]
-Rounds = Annotated[
-    int | None,
-    typer.Option(help="Rounds to measure, after one that does not count.", show_default="10", rich_help_panel=PANEL),
-]
-StepSeconds = Annotated[
-    float | None,
-    typer.Option(
-        help="What a local step takes (emulated).", show_default="from the paper's 2 clients", rich_help_panel=PANEL
-    ),
-]
-Downlink = Annotated[str, typer.Option(help="access (ten times the uplink) or symmetric.", rich_help_panel=PANEL)]
-SlowMotion = Annotated[
-    float,
-    typer.Option(
-        help="Links and emulated steps so many times slower, seconds divided again: clients with more of a core each.",
-        rich_help_panel=PANEL,
-    ),
-]
-ByTensor = Annotated[
-    bool, typer.Option("--by-tensor", help="table3: also send tensor by tensor.", rich_help_panel=PANEL)
-]
+DOWNLINK_TIMES = 10  # the uplink, if no downlink is given
 
 
-def refuse_given(context: typer.Context, names: Sequence[str], what: str) -> None:
-    """Options that would have no effect."""
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":  # the enum's home depends on the version of typer
-            raise ValueError(f"--{name.replace('_', '-')} does not go with {what}")
+@dataclass(frozen=True)
+class Links:
+    """What lies between the clients and the server."""
 
-
-def network_table(
-    table: str,
-    out: Path | None,
-    clients: list[int] | None,
-    rounds: int | None,
-    step_seconds: float | None,
-    downlink: str,
-    slow_motion: float,
-    by_tensor: bool,
-) -> None:
-    """Measure what a table needs, and write all tables of what was measured."""
-    from fedfq.network.measure import BY_TENSOR, CLIENTS, ROUNDS, STEP_SECONDS, VARIANTS, Cell, measure_cells
-    from fedfq.network.tables import write_tables
-
-    variants = VARIANTS[table] + ((BY_TENSOR,) if by_tensor else ())
-    seconds = STEP_SECONDS if step_seconds is None else step_seconds
-    cells = [
-        Cell(downlink, number, variant, ROUNDS if rounds is None else rounds, seconds, slow_motion)
-        for number in clients or CLIENTS
-        for variant in variants
-    ]
-    folder = out or OUT
-    try:
-        measure_cells(cells, folder, lambda what: typer.echo(f"measuring {what} ...", err=True))
-    except (RuntimeError, TimeoutError) as error:  # Flower's, with the end of its log
-        typer.echo(f"fedfq: {error}", err=True)
-        raise typer.Exit(FAILED) from None
-    for path in write_tables(folder):
-        typer.echo(path)
-
-
-def plan(
-    context: typer.Context,
-    parameters: Annotated[int, typer.Option(help="Of the model.")],
-    clients: Annotated[int, typer.Option(help="That take part in a round.")] = 16,
-    uplink_mbps: Annotated[float, typer.Option(help="Bandwidth of the link that --shared or --own says.")] = 33.0,
-    downlink_mbps: Annotated[
-        float | None, typer.Option(help="The other way.", show_default="ten times the uplink")
-    ] = None,
+    uplink_mbps: Annotated[float, typer.Option(help="Bandwidth of the link that --shared or --own says.")] = 33.0
+    downlink_mbps: Annotated[float | None, typer.Option(help="The other way.", show_default="ten times the uplink")] = (
+        None
+    )
     shared: Annotated[
         bool,
         typer.Option(
@@ -100,13 +33,38 @@ def plan(
             help="Bandwidths are of the server's link, shared by all clients; or of each client's own line, with a "
             "server that is never the bottleneck.",
         ),
-    ] = True,
-    latency_ms: Annotated[float, typer.Option(help="One way; a round trip goes before each transfer.")] = 20.0,
-    steps: Annotated[int, typer.Option(help="Local steps of a round.")] = 5,
-    step_seconds: Annotated[float, typer.Option(help="Of a local step.")] = 0.1,
+    ] = True
+    latency_ms: Annotated[float, typer.Option(help="One way; a round trip goes before each transfer.")] = 20.0
+
+    def choose(self, clients: int) -> dict[str, Any]:
+        """As arguments of `Setting`."""
+        down = DOWNLINK_TIMES * self.uplink_mbps if self.downlink_mbps is None else self.downlink_mbps
+        if self.shared:
+            bandwidths: dict[str, Any] = {"uplink_mbps": self.uplink_mbps, "downlink_mbps": down}
+        else:
+            bandwidths = {"own_uplinks": (self.uplink_mbps,) * clients, "own_downlinks": (down,) * clients}
+        return {"latency_ms": self.latency_ms, **bandwidths}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a round takes beside transfers and the codec."""
+
+    steps: Annotated[int, typer.Option(help="Local steps of a round.")] = 5
+    step_seconds: Annotated[float, typer.Option(help="Of a local step.")] = 0.1
     fixed_seconds: Annotated[
         float, typer.Option(help="Of a round, whatever is sent. Flower's deployment: about 5.")
-    ] = 0.0,
+    ] = 0.0
+
+
+@spread
+def plan(
+    *,
+    context: typer.Context,
+    parameters: Annotated[int, typer.Option(help="Of the model.")],
+    clients: Annotated[int, typer.Option(help="That take part in a round.")] = 16,
+    links: Links,
+    work: Work,
     ratio: Annotated[
         list[float] | None, typer.Option(help="To choose from. Repeatable.", show_default="1 to 1024")
     ] = None,
@@ -139,24 +97,9 @@ def plan(
     ratios = ratio or planning.RATIOS
     for value in ratios:
         check_ratio(value)
-    down = 10 * uplink_mbps if downlink_mbps is None else downlink_mbps
-    links: dict[str, Any] = {"uplink_mbps": uplink_mbps, "downlink_mbps": down}
-    if not shared:
-        links = {"own_uplinks": (uplink_mbps,) * clients, "own_downlinks": (down,) * clients}
-    setting = planning.Setting(
-        parameters=parameters,
-        clients=clients,
-        latency_ms=latency_ms,
-        steps=steps,
-        step_seconds=step_seconds,
-        fixed_seconds=fixed_seconds,
-        **links,
-    )
-    encode, decode = codec_seconds or planning.codec_seconds(parameters)
-    setting = replace(setting, encode_seconds=encode, decode_seconds=decode)
-    whence = "as given" if codec_seconds else "measured here"
-    typer.echo(f"codec ({whence}): {encode:.3g} s to encode an update, {decode:.3g} s to decode it")
-    plans = _at_scale(setting, ratios) if scale else {f"{clients:,} clients": planning.plan(setting, ratios)}
+    setting = planning.Setting(parameters=parameters, clients=clients, **links.choose(clients), **vars(work))
+    setting = _add_codec(setting, codec_seconds)
+    plans = _plan_at_scale(setting, ratios) if scale else {f"{clients:,} clients": planning.plan(setting, ratios)}
     for name, found in plans.items():
         _print(name, found)
     if out is not None:
@@ -164,13 +107,24 @@ def plan(
         typer.echo(out)
 
 
-def _at_scale(setting: Setting, ratios: Sequence[float]) -> dict[str, Plan]:
+def _add_codec(setting: Setting, given: tuple[float, float] | None) -> Setting:
+    """The setting with the seconds that encoding and decoding take, as given or as measured."""
+    from fedfq.network.plan import codec_seconds
+
+    encode, decode = given or codec_seconds(setting.parameters)
+    setting = replace(setting, encode_seconds=encode, decode_seconds=decode)
+    whence = "as given" if given else "measured here"
+    typer.echo(f"codec ({whence}): {encode:.3g} s to encode an update, {decode:.3g} s to decode it")
+    return setting
+
+
+def _plan_at_scale(setting: Setting, ratios: Sequence[float]) -> dict[str, Plan]:
     from fedfq.network import plan as planning
 
     typer.echo(
         f"uplinks: log-normal, median {planning.MEDIAN_UPLINK:g} Mbit/s, sigma {planning.SPREAD:g}, "
         f"{planning.SLOWEST_UPLINK:g} Mbit/s at least; downlinks {planning.DOWNLINK_TIMES:g} times that; "
-        f"the server has {planning.SERVER_MBPS:,.0f} Mbit/s both ways; {planning.FRACTION:.0%} of the clients a round"
+        f"the server has {planning.SERVER_MBPS:,.0f} Mbit/s both ways; {planning.FRACTION:.0%} of the clients per round"
     )
     found = {}
     for size in planning.SIZES:

@@ -4,40 +4,69 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedfq.cli.federation import DataDir, Device, Workers, machine
-from fedfq.cli.plan import TABLES as NETWORK
-from fedfq.cli.plan import (
-    ByTensor,
-    Clients,
-    Downlink,
-    Rounds,
-    SlowMotion,
-    StepSeconds,
-    network_table,
-    refuse_given,
-)
-from fedfq.cli.progress import progress, saying_how_to_go_on
+from fedfq.cli.errors import FAILED
+from fedfq.cli.options import Machine, refuse_given, spread
+from fedfq.cli.progress import saying_how_to_go_on, showing_progress
 from fedfq.hints import nearest
 
 if TYPE_CHECKING:
     from fedfq.reproduce.cells import Cell
     from fedfq.reproduce.results import Outcomes
 
-WHAT = ["table1", "table2", *NETWORK, "figures"]
-OUT = Path("results/reproduce")
-FAILED = 1
-FOR_RUNNING = ("workers", "data_dir", "device")
-FOR_TRAINING = ("profile", "only", "seed", *FOR_RUNNING)
-FOR_NETWORK = ("clients", "rounds", "step_seconds", "downlink", "slow_motion", "by_tensor")
-OTHERS = {"table3": FOR_TRAINING, "table4": (*FOR_TRAINING, "by_tensor"), "figures": (*FOR_RUNNING, *FOR_NETWORK)}
+TRAINING_OUT = Path("results/reproduce")
+NETWORK_OUT = Path("results/network")
 
 
+def _network_option(text: str, *names: str, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel="table3 and table4 (need root)", **more)
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the tables that are measured on a network depend on."""
+
+    clients: Annotated[
+        list[int] | None, _network_option("Numbers of clients. Repeatable.", show_default="2, 4, 8 and 16")
+    ] = None
+    rounds: Annotated[
+        int | None, _network_option("Rounds to measure, after one that does not count.", show_default="10")
+    ] = None
+    step_seconds: Annotated[
+        float | None,
+        _network_option("What a local step takes (emulated).", show_default="from the paper's 2 clients"),
+    ] = None
+    downlink: Annotated[str, _network_option("access (ten times the uplink) or symmetric.")] = "access"
+    slow_motion: Annotated[
+        float,
+        _network_option(
+            "Links and emulated steps so many times slower, seconds divided again: clients with more of a core each."
+        ),
+    ] = 1.0
+    by_tensor: Annotated[bool, _network_option("table3: also send tensor by tensor.", "--by-tensor")] = False
+
+
+# What there is, and options that have no effect on it.
+FOR_MACHINE = tuple(each.name for each in fields(Machine))
+FOR_TRAINING = ("profile", "only", "seed", *FOR_MACHINE)
+FOR_NETWORK = tuple(each.name for each in fields(Network))
+WITHOUT_EFFECT = {
+    "table1": FOR_NETWORK,
+    "table2": FOR_NETWORK,
+    "table3": FOR_TRAINING,
+    "table4": (*FOR_TRAINING, "by_tensor"),
+    "figures": (*FOR_MACHINE, *FOR_NETWORK),
+}
+
+
+@spread
 def reproduce(
+    *,
     context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="table1|table2|table3|table4|figures")],
     profile: Annotated[
@@ -55,77 +84,94 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of what is made.", show_default="results/reproduce, or results/network for tables 3 and 4"
+            help="Folder of what is made.", show_default=f"{TRAINING_OUT}, or {NETWORK_OUT} for tables 3 and 4"
         ),
     ] = None,
-    workers: Workers = None,
-    data_dir: DataDir = None,
-    device: Device = None,
-    clients: Clients = None,
-    rounds: Rounds = None,
-    step_seconds: StepSeconds = None,
-    downlink: Downlink = "access",
-    slow_motion: SlowMotion = 1.0,
-    by_tensor: ByTensor = False,
+    machine: Machine,
+    network: Network,
 ) -> None:
     """Run the paper's tables again, cell by cell, or draw the learning curves of what ran.
 
     Can be stopped at any moment: the next call goes on there. A cell that failed is shown with its reason, and tried
     again by the next call. To run one anew, delete its folder.
     """
-    _known("part", what, WHAT)
-    refuse_given(context, OTHERS.get(what, FOR_NETWORK), what)
-    if what in NETWORK:
-        network_table(what, out, clients, rounds, step_seconds, downlink, slow_motion, by_tensor)
+    _refuse_unknown("part", what, list(WITHOUT_EFFECT))
+    refuse_given(context, WITHOUT_EFFECT[what], what)
+    if what in ("table3", "table4"):
+        _measure_table(what, out or NETWORK_OUT, network)
         return
-    from fedfq.reproduce.cells import PROFILES, ROWS, TABLES, cells
-
-    out = out or OUT
-    columns = PROFILES[_known("profile", profile, list(PROFILES))]
-    if any(number < 0 for number in seed or []):
-        raise ValueError("--seed must be at least 0")
-    if what in TABLES:
-        columns = tuple(column for column in columns if what in column.tables)
-    chosen = cells(columns, TABLES.get(what, ROWS), seed or [0], only or [])
+    chosen = _choose_cells(what, profile, seed or [0], only or [])
     if what == "figures":
-        _figures(profile, chosen, out)
+        _draw_figures(profile, chosen, out or TRAINING_OUT)
     else:
-        _tables(profile, chosen, out, machine({"workers": workers, "data_dir": data_dir, "device": device}))
+        _make_tables(profile, chosen, out or TRAINING_OUT, machine.resolve())
 
 
-def _known(what: str, name: str, valid: list[str]) -> str:
+def _refuse_unknown(what: str, name: str, valid: list[str]) -> None:
     if name not in valid:
         raise ValueError(f"unknown {what} {name!r}{nearest(name, valid)}; there are {', '.join(valid)}")
-    return name
 
 
-def _tables(profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, Any]) -> None:
+# Tables 3 and 4
+
+
+def _measure_table(table: str, folder: Path, network: Network) -> None:
+    """Measure what a table needs, and write all tables of what was measured."""
+    from fedfq.network.measure import BY_TENSOR, CLIENTS, ROUNDS, STEP_SECONDS, VARIANTS, Cell, measure_cells
+    from fedfq.network.tables import write_tables
+
+    variants = VARIANTS[table] + ((BY_TENSOR,) if network.by_tensor else ())
+    rounds = ROUNDS if network.rounds is None else network.rounds
+    seconds = STEP_SECONDS if network.step_seconds is None else network.step_seconds
+    cells = [
+        Cell(network.downlink, number, variant, rounds, seconds, network.slow_motion)
+        for number in network.clients or CLIENTS
+        for variant in variants
+    ]
+    try:
+        measure_cells(cells, folder, lambda what: typer.echo(f"measuring {what} ...", err=True))
+    except (RuntimeError, TimeoutError) as error:  # Flower's, with the end of its log
+        typer.echo(f"fedfq: {error}", err=True)
+        raise typer.Exit(FAILED) from None
+    for path in write_tables(folder):
+        typer.echo(path)
+
+
+# Tables 1 and 2, and figures
+
+
+def _choose_cells(what: str, profile: str, seeds: list[int], only: list[str]) -> list[Cell]:
+    from fedfq.reproduce.cells import PROFILES, ROWS, TABLES, cells
+
+    _refuse_unknown("profile", profile, list(PROFILES))
+    if any(seed < 0 for seed in seeds):
+        raise ValueError("--seed must be at least 0")
+    columns = PROFILES[profile]
+    if what in TABLES:
+        columns = tuple(column for column in columns if what in column.tables)
+    return cells(columns, TABLES.get(what, ROWS), seeds, only)
+
+
+def _make_tables(profile: str, chosen: Sequence[Cell], out: Path, resources: dict[str, Any]) -> None:
     """Run the cells. After each, both tables, which share them, and the page are written anew."""
-    from fedfq.reproduce.cells import PROFILES, TABLES
-    from fedfq.reproduce.forms import write_table
-    from fedfq.reproduce.page import read
     from fedfq.reproduce.results import claim
     from fedfq.reproduce.run import run_cells
-    from fedfq.reproduce.tables import table_1, table_2
 
     @contextmanager
     def watching(cell: Cell) -> Iterator[Any]:
-        with progress(cell.config.rounds) as bar:
+        with showing_progress(cell.config.rounds) as bar:
             yield bar(f"{cell.column.name}: {cell.method}, seed {cell.seed}", cell.folder(out))
 
-    def write() -> list[Path]:
-        found = read(out)
-        made = zip(TABLES, (table_1, table_2))
-        files = [path for name, make in made for path in write_table(make(PROFILES[profile], found), out / name)]
-        return [*files, _page(out, found)]
-
-    def held(cell: Cell) -> None:
+    def announce_held(cell: Cell) -> None:
         typer.echo(f"left alone, as another process is at work there: {cell.folder(out)}", err=True)
+
+    def write(cell: Cell) -> None:
+        _write_tables(profile, out)
 
     claim(out, profile, chosen)
     with saying_how_to_go_on(lambda: "the same command goes on there"):
-        failed = run_cells(chosen, out, watching=watching, done=lambda cell: write(), held=held, **where)
-    for path in write():
+        failed = run_cells(chosen, out, watching=watching, done=write, held=announce_held, **resources)
+    for path in _write_tables(profile, out):
         typer.echo(path)
     for cell in failed:
         typer.echo(f"failed: {cell.folder(out)}", err=True)
@@ -133,15 +179,27 @@ def _tables(profile: str, chosen: Sequence[Cell], out: Path, where: dict[str, An
         raise typer.Exit(FAILED)
 
 
-def _page(out: Path, found: Outcomes) -> Path:
+def _write_tables(profile: str, out: Path) -> list[Path]:
+    from fedfq.reproduce.cells import PROFILES, TABLES
+    from fedfq.reproduce.forms import write_table
+    from fedfq.reproduce.page import read
+    from fedfq.reproduce.tables import table_1, table_2
+
+    found = read(out)
+    made = zip(TABLES, (table_1, table_2))
+    files = [path for name, make in made for path in write_table(make(PROFILES[profile], found), out / name)]
+    return [*files, _write_page(out, found)]
+
+
+def _write_page(out: Path, found: Outcomes) -> Path:
     from fedfq.report.page import write_html
     from fedfq.reproduce.page import page
 
     return write_html(page(out, found), out / "report.html")
 
 
-def _figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
-    """A folder for every column and table: Figure 2 shows what Table 1 compares, Figures 3 to 5 what Table 2 does.
+def _draw_figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
+    """One folder per column and table: Figure 2 shows what Table 1 compares, Figures 3 to 5 what Table 2 does.
 
     And Theorem 4, which needs no run.
     """
@@ -164,5 +222,5 @@ def _figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
             folders = [cell.folder(out) for cell in ran if cell.column == column and cell.method in methods]
             if folders:
                 written += write_figures(read_runs(folders), out / "figures" / column.name / table)
-    for path in [*written, _page(out, read(out))]:
+    for path in [*written, _write_page(out, read(out))]:
         typer.echo(path)

@@ -13,7 +13,7 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install -c const
 help:
 	@echo "make demo       train a small federation and show what fedfq saves"
 	@echo "make test       run the tests"
-	@echo "make lint       check style and formatting"
+	@echo "make lint       check style, formatting and who imports whom"
 	@echo "make format     fix style and formatting"
 	@echo "make types      check types"
 	@echo "make bench      measure the codec"
@@ -41,6 +41,7 @@ test: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -53,7 +54,7 @@ bench: $(STAMP)
 	$(BIN)/fedfq bench codec --out results/codec
 
 clean:
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedfq.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from fedfq.codec.codec import Codec
     from fedfq.codec.decode import Accumulator, decode
@@ -10,8 +12,6 @@ if TYPE_CHECKING:
     from fedfq.codec.inspect import Report, TensorReport, inspect
     from fedfq.codec.shared_basis import SharedBasis
     from fedfq.feedback import ErrorFeedback
-
-__version__ = "0.1.0"
 
 # Loaded when first used (`__getattr__`): the command line should not wait for numba before it can print its help.
 _HOMES = {

@@ -19,9 +19,9 @@ from fedfq.files import read_tensors
 from fedfq.flower import Compressed, app
 from fedfq.flower.protocol import TAG_BYTES
 from fedfq.flower.replies import Arrivals
+from tests.cli.runner import refused
 from tests.flower.local import RUN, LocalGrid, payload_of, record
 from tests.network.test_links import heed_signals
-from tests.test_cli import refused
 
 SETTINGS = {"task": "digits", "clients": 4, "per_round": 3, "local_steps": 2, "rounds": 3, "eval_every": 1}
 

@@ -1,19 +1,13 @@
 """Tables 3 and 4 from measurements, the prediction beside them, and what is refused."""
 
 import json
-import os
-import shutil
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from fedfq.network import links
 from fedfq.network.measure import STEP_SECONDS, Cell, measure_cells, read, rounds_per_epoch
 from fedfq.network.tables import all_rows, predicted, write_tables
-from tests.network.test_links import needs_root
-from tests.test_cli import refused
 
 MB = 1_000_000
 
@@ -113,46 +107,3 @@ def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
         read(cell, tmp_path)
     with pytest.raises(ValueError, match="16-fedfq.json: no measurement"):
         all_rows(tmp_path)
-
-
-# The command
-
-TABLE = ("reproduce", "table3", "--clients", "2", "--rounds", "1")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--downlink", "fast"), "unknown downlink 'fast'; there are access, symmetric"),
-        (("--rounds", "0"), "clients and rounds must be at least 1"),
-        (("--clients", "0"), "clients and rounds must be at least 1"),
-        (("--step-seconds", "-1"), "a step takes from 0 to 3600 s"),
-        (("--slow-motion", "0.5"), "slow motion is from 1 to 100 times slower, got 0.5"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    assert message in refused(*TABLE, "--out", tmp_path / "out", *arguments)
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "need root" in refused(*TABLE, "--out", tmp_path)
-
-
-def test_without_tc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else f"/bin/{name}")
-    assert "the command tc is not there" in refused(*TABLE, "--out", tmp_path)
-
-
-@needs_root
-def test_with_a_namespace_in_the_way(tmp_path: Path) -> None:
-    name = f"fq{os.getpid()}-client1"
-    subprocess.run(["ip", "netns", "add", name], check=True)
-    try:
-        said = refused(*TABLE, "--out", tmp_path)
-        assert f"{name} exists already" in said
-        assert [found for found in links._namespaces() if f"fq{os.getpid()}" in found] == [name]
-    finally:
-        subprocess.run(["ip", "netns", "delete", name], check=True)

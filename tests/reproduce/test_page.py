@@ -8,9 +8,9 @@ import pytest
 from fedfq.reproduce import cells
 from fedfq.reproduce.cells import Cell
 from fedfq.reproduce.results import FAILED, claim
+from tests.cli.runner import ok, refused
 from tests.report.test_page import Outline, embedded
 from tests.reproduce.small import COLUMNS, IID, SHARDS, write_cell
-from tests.test_cli import ok, refused
 
 TABLE_1 = "Table 1: accuracy and compression, Digits, IID"
 TABLE_2 = "Table 2: uplink to the target accuracy, Digits, IID"

@@ -29,7 +29,7 @@ import numba
 import numpy as np
 from numba.core import compiler, serialize
 
-import fedfq
+from fedfq.version import __version__
 
 LOG = logging.getLogger("fedfq")
 CONFIG: Any = numba.config  # what NUMBA_... variables say
@@ -166,7 +166,7 @@ def _places() -> Iterator[tuple[Path, bool]]:
 @functools.cache
 def _digest() -> str:
     """Names the state of everything that makes the code what it is, but for the processor."""
-    versions = (fedfq.__version__, numba.__version__, np.__version__, sys.implementation.cache_tag)
+    versions = (__version__, numba.__version__, np.__version__, sys.implementation.cache_tag)
     found = hashlib.sha256(repr((versions, bool(CONFIG.BOUNDSCHECK))).encode())
     for path in _sources():
         found.update(str(path.relative_to(PACKAGE)).encode() + hashlib.sha256(path.read_bytes()).digest())

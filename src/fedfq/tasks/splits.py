@@ -30,6 +30,8 @@ def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
     All but `natural` give out every example exactly once. No client is left with nothing.
     """
     name, value = parse(spec)
+    if seed < 0:
+        raise ValueError(f"the seed must be non-negative, got {seed}")
     rng = np.random.default_rng(seed)
     if clients < 1:
         raise ValueError(f"there must be at least one client, not {clients}")

@@ -1,46 +1,19 @@
-"""The command line as its users meet it: files in, files out, one line when something is wrong."""
+"""`fedfq encode`, `decode` and `inspect`: files in, files out, one line when something is wrong."""
 
 import json
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file as save_torch
-from typer.testing import CliRunner
 
 import fedfq
-from fedfq import cli
+from fedfq.cli.codec import format_shape
 from fedfq.files import read_tensors, write_tensors
-from fedfq.tasks import TASKS, models
-
-
-def run(*arguments):
-    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments])
-
-
-def ok(*arguments):
-    result = run(*arguments)
-    assert result.exit_code == 0, result.stderr
-    return result.stdout
-
-
-def refused(*arguments):
-    """The one line on stderr; nothing else is said."""
-    result = run(*arguments)
-    assert result.exit_code == 2 and result.stdout == ""
-    assert isinstance(result.exception, SystemExit)
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1 and lines[0].startswith("fedfq: ")
-    return lines[0]
-
-
-def shell(*arguments, **environment):
-    command = [sys.executable, "-c", "from fedfq.cli import main; main()", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment})
+from fedfq.tasks import models
+from tests.cli.runner import ok, refused, run, shell
 
 
 def an_update(seed=0):
@@ -233,7 +206,7 @@ def test_inspect_shows_every_tensor(folder):
     table = ok("inspect", "d.fq")
     for tensor in report.tensors:
         row = next(line for line in table.splitlines() if line.startswith(tensor.name))
-        assert row.split()[1:5] == [cli._shape(tensor.shape), tensor.dtype, tensor.kind, f"{tensor.bytes:,}"]
+        assert row.split()[1:5] == [format_shape(tensor.shape), tensor.dtype, tensor.kind, f"{tensor.bytes:,}"]
         assert row.split()[-1] == f"{tensor.nonzeros:,}"
     last = table.splitlines()[-1]
     assert last.startswith(f"total ({report.ratio:.1f}x)") and f"{report.bytes:,} 100.0%" in last
@@ -333,26 +306,6 @@ def test_inspect_refuses(folder):
 # As a process
 
 
-def test_help_does_not_wait_for_numba():
-    code = "import sys; from fedfq.cli import main\ntry: main()\nfinally: print('numba' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
-    assert result.returncode == 0 and result.stdout.endswith("False\n")
-    commands = ("demo", "run", "compare", "report", "data", "bench", "encode", "decode", "inspect")
-    for command in (*commands, "methods", "plan", "reproduce"):
-        assert command in result.stdout
-
-
-def test_help_names_what_arguments_may_be():
-    for command in (("run",), ("compare",), ("data", "show")):
-        shown = shell(*command, "--help", COLUMNS="60").stdout
-        assert all(re.search(rf"{task}[,.]", shown) for task in TASKS)  # whole, also where there is little room
-    assert "folder of a run" in " ".join(ok("report", "--help").split())
-
-
-def test_version():
-    assert shell("--version").stdout == f"fedfq {fedfq.__version__}\n"
-
-
 def test_exit_codes_of_a_process(folder):
     fine = shell("encode", "update.npz", "update.fq")
     assert fine.returncode == 0 and fine.stdout.startswith("update.fq: ")
@@ -377,19 +330,7 @@ def test_control_c_is_quiet(folder, payload, monkeypatch):
 
 def test_compilation_is_announced_and_only_then(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cold"))
-    cold = shell("encode", "update.npz", "update.fq", "--basis", "identity")
+    write_tensors("small.npz", {name: np.float32(0.001) * array for name, array in an_update().items()})
+    cold = shell("encode", "small.npz", "update.fq", "--basis", "identity")
     assert cold.stderr.startswith("fedfq compiles: up to 15 s, once; kept in ") and cold.stderr.count("\n") == 1
-    assert shell("encode", "update.npz", "update.fq", "--basis", "identity").stderr == ""
-
-
-# What an extra brings
-
-
-def test_a_missing_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "fedfq.tasks.task", None)
-    monkeypatch.delitem(sys.modules, "fedfq.tasks.task")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    for module in [name for name in sys.modules if name.startswith(("fedfq.federation.", "fedfq.tasks."))]:
-        if not module.endswith(".commands"):
-            monkeypatch.delitem(sys.modules, module)
-    assert refused("run") == "fedfq: this needs torch, which is not installed: pip install 'fedfq[sim]'"
+    assert shell("encode", "small.npz", "update.fq", "--basis", "identity").stderr == ""

@@ -18,16 +18,16 @@ from typing import Any, get_type_hints
 import pytest
 from click.testing import Result
 
-from fedfq.federation import commands
+from fedfq.cli import federation
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import Federation
+from tests.cli.runner import ok, refused, run
 from tests.federation.test_loop import heeding
 from tests.network.test_links import heed_signals
-from tests.test_cli import ok, refused, run
 
 SMALL = ("--rounds", "2", "--clients", "6", "--per-round", "2", "--local-steps", "1", "--workers", "1")
-KILLS = 1  # python -m tests.federation.test_commands 20 does it twenty times
+KILLS = 1  # python -m tests.cli.test_federation 20 does it twenty times
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +258,7 @@ def test_ctrl_c_while_the_workers_start_is_one_line() -> None:
 # --- help --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [commands.run, commands.compare])
+@pytest.mark.parametrize("command", [federation.run, federation.compare])
 def test_help_shows_every_default(command: Callable[..., None]) -> None:
     """In words where it depends on the task or the method, and the true one where it does not."""
     hints = get_type_hints(command, include_extras=True)
@@ -330,12 +330,12 @@ def test_compare_refuses(methods: str, message: str) -> None:
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
-    monkeypatch.setattr(commands, "DEMO", commands.DEMO | {"rounds": 2, "local_steps": 1})
+    monkeypatch.setattr(federation, "DEMO", federation.DEMO | {"rounds": 2, "local_steps": 1})
     shown = ok("demo")
     assert "fedavg" in shown and "fedfq@128" in shown and "open report.html" in shown
     assert [path.name for path in working_directory.iterdir()] == ["report.html"]
     ok("demo")  # and again
-    monkeypatch.setattr(commands, "compared", None)  # what is wrong is said before anything is trained
+    monkeypatch.setattr(federation, "compare_methods", None)  # what is wrong is said before anything is trained
     assert "no such folder" in refused("demo", "--report", "missing/report.html")
 
 

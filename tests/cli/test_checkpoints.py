@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fedfq
-from fedfq import cli
-from fedfq.checkpoints import looks_like_checkpoint
+from fedfq.cli.checkpoints import looks_like_checkpoint
+from fedfq.cli.codec import measure_nmse
 from fedfq.tasks import models
 
 NETWORKS = {
@@ -21,7 +21,7 @@ NETWORKS = {
 def suspected(tensors, **options):
     payload = fedfq.encode(tensors, **options)
     report = fedfq.inspect(payload)
-    return looks_like_checkpoint(tensors, report.bits_per_parameter, cli._nmse(report, payload, tensors))
+    return looks_like_checkpoint(tensors, report.bits_per_parameter, measure_nmse(report, payload, tensors))
 
 
 def weights(name):

@@ -2,8 +2,8 @@ import sys
 
 import pytest
 
+from tests.cli.runner import ok, refused
 from tests.report.folders import a_line, write_run, write_two
-from tests.test_cli import ok, refused
 
 
 @pytest.fixture

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from fedfq.cli.output import escape
+
 if TYPE_CHECKING:
     from fedfq.federation.loop import Watch
     from fedfq.report.runs import RunData
 
 MOST_NAMED = 10  # refused updates of a run that are named; its ledger has them all
-LONGEST = 200  # characters of a reason, which a client may have chosen
-LAST = 0.1  # share of a run's rounds that count as its last ones
+LONGEST_REASON = 200  # characters; a client may have chosen them
+LAST_SHARE = 0.1  # of a run's rounds: they count as its last ones
 
 
 @contextmanager
-def progress(rounds: int) -> Iterator[Callable[[str, Path], Watch]]:
+def showing_progress(rounds: int) -> Iterator[Callable[[str, Path], Watch]]:
     """A bar on a terminal, else ten lines. Yields what makes a watcher, given the run's name and folder."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,7 +44,7 @@ def progress(rounds: int) -> Iterator[Callable[[str, Path], Watch]]:
         def watch(line: dict[str, Any], times: dict[str, float]) -> None:
             nonlocal named
             totals.add(line)
-            for text in refusals(label, folder, line, named):
+            for text in describe_refusals(label, folder, line, named):
                 console.print(text, soft_wrap=True)
             named += len(line["rejected"])
             bar.update(number, completed=line["round"], status=totals.status)
@@ -92,11 +94,11 @@ class _Totals:
 # Updates that are refused
 
 
-def refusals(label: str, folder: Path, line: dict[str, Any], named: int) -> list[str]:
-    """A line for each update that was refused in a round, if so many were `named` before; not without end."""
+def describe_refusals(label: str, folder: Path, line: dict[str, Any], named: int) -> list[str]:
+    """One line per update that was refused in a round, if so many were `named` before; not without end."""
     head = f"{label}: round {line['round']}: the update of client"
     shown = line["rejected"][: max(0, MOST_NAMED - named)]
-    texts = [f"{head} {each['client']} is refused: {_printable(each['reason'])}" for each in shown]
+    texts = [f"{head} {each['client']} is refused: {_shorten(each['reason'])}" for each in shown]
     if named <= MOST_NAMED < named + len(line["rejected"]):
         texts.append(f"{label}: further refusals are not shown, but are in {folder / 'rounds.jsonl'}")
     return texts
@@ -107,20 +109,19 @@ def came_to_nothing(run: RunData) -> bool:
     idle = [line for line in run.rounds if line.clients == len(line.rejected)]
     if not idle:
         return False
-    count = max(1, math.ceil(LAST * run.config.rounds))
+    count = max(1, math.ceil(LAST_SHARE * run.config.rounds))
     failed = idle[-count:] == list(run.rounds[-count:])
     text = f"fedfq: {run.label}: no update was accepted in {len(idle)} of {len(run.rounds)} rounds"
     if failed:
         text += f", among them all of the last {count}: the run has failed"
     last = idle[-1].rejected[-1]
-    typer.echo(f"{text} (round {idle[-1].number}, client {last.client}: {_printable(last.reason)})", err=True)
+    typer.echo(f"{text} (round {idle[-1].number}, client {last.client}: {_shorten(last.reason)})", err=True)
     return failed
 
 
-def _printable(reason: str) -> str:
-    """Some of it may be a client's own words: no control characters may reach the terminal."""
-    text = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]}..."
-    return text if text.isprintable() else repr(text)
+def _shorten(reason: str) -> str:
+    """Some of it may be a client's own words."""
+    return escape(reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}...")
 
 
 # Interruptions

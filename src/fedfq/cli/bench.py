@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-DataDir = Annotated[
-    Path | None,
-    typer.Option(help="Where the data sets are.", show_default="$FEDFQ_DATA, or fedfq in the user's cache"),
-]
+from fedfq.cli.options import DataDir
+
+JsonOut = Annotated[Path | None, typer.Option(help="Write OUT.json.")]
 
 app = typer.Typer(help="Measure speed, size and error beside the peers.", no_args_is_help=True)
 
@@ -48,7 +47,7 @@ def codec(
 @app.command()
 def federation(
     data_dir: DataDir = None,
-    out: Annotated[Path | None, typer.Option(help="Write OUT.json.")] = None,
+    out: JsonOut = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without the large model.")] = False,
 ) -> None:
     """Measure what a round costs beside training, processes beside threads, and memory.
@@ -64,7 +63,7 @@ def federation(
 
 @app.command()
 def flower(
-    out: Annotated[Path | None, typer.Option(help="Write OUT.json.")] = None,
+    out: JsonOut = None,
     quick: Annotated[bool, typer.Option("--quick", help="Without the large models.")] = False,
 ) -> None:
     """Measure fedfq on Flower: a round in simulation beside one without it, bytes on the wire, the server's memory.
@@ -91,7 +90,7 @@ def _say(text: str) -> None:
 
 
 def _show(result: dict[str, Any], titles: dict[str, str]) -> None:
-    """A table for each part of a result that has a title."""
+    """One table per part of a result that has a title."""
     from rich.console import Console
     from rich.table import Table
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedfq.completion import complete_method
+from fedfq.cli.completion import complete_method
+from fedfq.cli.output import UNLIMITED, make_console, make_table
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-UNLIMITED = 1000  # characters of a line that goes to a file or a pipe
 
 
 def methods(
@@ -28,14 +26,15 @@ def methods(
     if name is not None:
         _explain(name)
         return
-    _show(_all())
+    _print(_list_all())
     typer.echo("fedfq methods NAME explains one, and its options")
 
 
-def _all() -> Table:
+def _list_all() -> Table:
     from fedfq.methods import METHODS, make, options_of, written
 
-    table = _table("method", "options", "paper", "claimed cost", "client keeps", "server keeps", "unbiased", typed=2)
+    columns = ("method", "options", "paper", "claimed cost", "client keeps", "server keeps", "unbiased")
+    table = _make_table(*columns, typed=2)
     for name in METHODS:
         made = make(name)
         options = "\n".join(f"{option}={written(default)}" for option, default in options_of(name).items())
@@ -48,7 +47,7 @@ def _explain(name: str) -> None:
     from fedfq.methods import make, meanings_of, options_of, written
 
     made = make(name)
-    facts = _table("", "", typed=1)
+    facts = _make_table("", "", typed=1)
     facts.show_header = False
     for what, text in (
         ("what it is", made.summary),
@@ -60,37 +59,33 @@ def _explain(name: str) -> None:
     ):
         facts.add_row(what, text)
     typer.echo(f"{name}\n")
-    _show(facts)
+    _print(facts)
     options = options_of(name)
     if not options:
         typer.echo("\nIt has no options.")
         return
     meanings = meanings_of(name)
-    table = _table("option", "default", "values", "meaning", typed=2)
+    table = _make_table("option", "default", "values", "meaning", typed=2)
     for option, default in options.items():
         table.add_row(option, written(default), *meanings[option])
     typer.echo()
-    _show(table)
-    option, default = next((option, default) for option, default in options.items())
+    _print(table)
+    option, default = next(iter(options.items()))
     example = f"{name}@64" if option == "ratio" else f"{name}:{option}={written(default)}"
     typer.echo(f"\nfor instance: fedfq run --method {example}")
 
 
-def _table(*columns: str, typed: int) -> Table:
+def _make_table(*columns: str, typed: int) -> Table:
     """The first so many columns hold names and values, which somebody has to type: they are never broken."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, show_edge=False, padding=0)
+    table = make_table(padding=0)
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number < typed, overflow="fold")
     return table
 
 
-def _show(table: Table) -> None:
-    """As wide as the terminal, but wide enough for all words: where that is wider, the terminal breaks its lines."""
+def _print(table: Table) -> None:
+    """Wide enough for all words, also on a narrow terminal."""
     from rich.console import Console
 
     words = Console(width=UNLIMITED).measure(table).minimum
-    width = max(Console().width, words) if sys.stdout.isatty() else UNLIMITED
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    make_console(least_width=words).print(table)

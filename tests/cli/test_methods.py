@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fedfq.methods import METHODS, make, meanings_of, options_of, written
-from tests.test_cli import ok, refused
+from tests.cli.runner import ok, refused
 
 
 def on_a_terminal(columns: int, *arguments: str) -> str:

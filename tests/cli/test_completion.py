@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedfq import completion
+from fedfq.cli import completion
 from fedfq.methods import METHODS
 from fedfq.tasks import TASKS, splits
-from tests.test_cli import shell
+from tests.cli.runner import shell
 
 
 def offered(*words: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedfq.federation.progress import MOST_NAMED, came_to_nothing, progress, refusals
+from fedfq.cli.progress import MOST_NAMED, came_to_nothing, describe_refusals, showing_progress
 from fedfq.report.runs import read_run
 from tests.report.folders import CLIENTS, RAW, a_line, write_run
 
@@ -28,7 +28,7 @@ def test_the_bar_shows_the_ratio_of_the_table_also_after_a_run_was_resumed(
 ) -> None:
     lines = lines_with_initial_models()
     folder = write_run(tmp_path / "run", lines[:resumed_after], finished=False, rounds=3)
-    with progress(3) as bar:
+    with showing_progress(3) as bar:
         watch = bar("fedfq", folder)
         for line in lines[resumed_after:]:
             with open(folder / "rounds.jsonl", "a") as file:
@@ -43,7 +43,7 @@ def test_the_bar_shows_the_ratio_of_the_table_also_after_a_run_was_resumed(
 def test_refused_updates_are_named_but_not_by_the_thousand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = [(4, "checksum: \x1b[2J[bold]" + "x" * 1000)]
     lines = [a_line(1, 0.1, rejected=hostile), *(a_line(number, 0.1, rejected=EVERY) for number in range(2, 1001))]
-    with progress(1000) as bar:
+    with showing_progress(1000) as bar:
         watch = bar("fedfq", write_run(tmp_path / "run", lines[:1], rounds=1000))
         for line in lines:
             watch(line, {})
@@ -58,9 +58,9 @@ def test_refused_updates_are_named_but_not_by_the_thousand(tmp_path: Path, capsy
 
 def test_exactly_so_many_refusals_leave_nothing_out(tmp_path: Path) -> None:
     line = a_line(1, 0.1, rejected=EVERY)
-    assert len(refusals("fedfq", tmp_path, line, MOST_NAMED - CLIENTS)) == CLIENTS
-    assert "further" in refusals("fedfq", tmp_path, line, MOST_NAMED)[0]
-    assert refusals("fedfq", tmp_path, line, MOST_NAMED + 1) == []
+    assert len(describe_refusals("fedfq", tmp_path, line, MOST_NAMED - CLIENTS)) == CLIENTS
+    assert "further" in describe_refusals("fedfq", tmp_path, line, MOST_NAMED)[0]
+    assert describe_refusals("fedfq", tmp_path, line, MOST_NAMED + 1) == []
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedfq.tasks import commands, store
+from fedfq.cli import data
+from fedfq.tasks import store
+from tests.cli.runner import ok, refused, run
 from tests.tasks import miniatures
-from tests.test_cli import ok, refused, run
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_show_classes(filled):
     assert output.startswith("cifar10-vgg11, one-class, 10 clients, seed 0\n")
     rows = bars(output)
     assert [row[:2] for row in rows] == [[str(client), "5"] for client in range(10)]
-    assert {row[2] for row in rows} == {str(label) * commands.WIDTH for label in range(10)}
+    assert {row[2] for row in rows} == {str(label) * data.BAR_CHARACTERS for label in range(10)}
     assert "samples per client  min 5, median 5, max 5; 50 in all" in output
     assert "classes per client  min 1, median 1, max 1" in output
 
@@ -69,7 +70,7 @@ def test_bars_are_as_long_as_clients_have_samples():
     rows = bars(output)
     samples = np.array([int(row[1]) for row in rows])
     assert len(rows) == 7 and samples.sum() == 1347
-    assert [len(row[2]) for row in rows] == np.rint(commands.WIDTH * samples / samples.max()).astype(int).tolist()
+    assert [len(row[2]) for row in rows] == np.rint(data.BAR_CHARACTERS * samples / samples.max()).astype(int).tolist()
     assert all(list(row[2]) == sorted(row[2]) for row in rows)
     assert ok("data", "show", "digits", "--split", "dirichlet:0.3", "--clients", 7, "--seed", 3) == output
     assert ok("data", "show", "digits", "--split", "dirichlet:0.3", "--clients", 7, "--seed", 4) != output
@@ -77,7 +78,7 @@ def test_bars_are_as_long_as_clients_have_samples():
 
 def test_many_clients_are_not_all_shown():
     rows = bars(ok("data", "show", "digits", "--clients", 400))
-    assert len(rows) == commands.SHOWN and rows[0][0] == "0" and rows[-1][0] == "399"
+    assert len(rows) == data.SHOWN_CLIENTS and rows[0][0] == "0" and rows[-1][0] == "399"
 
 
 def test_defaults_are_those_of_the_task():
@@ -101,7 +102,7 @@ def test_show_sizes(filled):
         (("digits", "--split", "natural"), "this data knows no clients"),
         (("digits", "--clients", 0), "at least one client"),
         (("digits", "--clients", 5000), "1,347 examples are too few for 5,000 clients"),
-        (("digits", "--seed", -1), "non-negative"),
+        (("digits", "--seed", -1), "the seed must be non-negative, got -1"),
     ],
 )
 def test_show_refuses(cache, arguments, message):
@@ -112,7 +113,7 @@ def test_show_without_its_extra(monkeypatch):
     def fail(name):
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-    monkeypatch.setattr(commands.tasks, "get", fail)
+    monkeypatch.setattr(data.tasks, "get", fail)
     assert "pip install 'fedfq[sim]'" in refused("data", "show", "digits")
 
 

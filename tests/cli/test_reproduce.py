@@ -1,6 +1,9 @@
 """`fedfq reproduce` as its users meet it."""
 
+import os
+import shutil
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +12,13 @@ from typer.testing import CliRunner
 
 from fedfq.cli import app
 from fedfq.federation.folder import Folder
+from fedfq.network import links
 from fedfq.reproduce import cells
 from fedfq.reproduce import run as run_module
-from tests.federation.test_commands import interrupted
+from tests.cli.runner import ok, refused
+from tests.cli.test_federation import interrupted
+from tests.network.test_links import needs_root
 from tests.reproduce.small import COLUMNS, IID, write_cell
-from tests.test_cli import ok, refused
 
 ONE = ("--workers", "1")
 
@@ -127,3 +132,46 @@ def test_bad_input_is_one_line_and_writes_nothing(small: Path, arguments: tuple[
 
 def test_the_help_says_how_long_it_takes() -> None:
     assert "8 hours" in " ".join(ok("reproduce", "--help").split())
+
+
+# Tables 3 and 4: what can be asked without a network
+
+TABLE = ("reproduce", "table3", "--clients", "2", "--rounds", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--downlink", "fast"), "unknown downlink 'fast'; there are access, symmetric"),
+        (("--rounds", "0"), "clients and rounds must be at least 1"),
+        (("--clients", "0"), "clients and rounds must be at least 1"),
+        (("--step-seconds", "-1"), "a step takes from 0 to 3600 s"),
+        (("--slow-motion", "0.5"), "slow motion is from 1 to 100 times slower, got 0.5"),
+    ],
+)
+def test_conditions_that_cannot_be_are_one_line(arguments: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    assert message in refused(*TABLE, "--out", tmp_path / "out", *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "need root" in refused(*TABLE, "--out", tmp_path)
+
+
+def test_without_tc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "tc" else f"/bin/{name}")
+    assert "the command tc is not there" in refused(*TABLE, "--out", tmp_path)
+
+
+@needs_root
+def test_with_a_namespace_in_the_way(tmp_path: Path) -> None:
+    name = f"fq{os.getpid()}-client1"
+    subprocess.run(["ip", "netns", "add", name], check=True)
+    try:
+        said = refused(*TABLE, "--out", tmp_path)
+        assert f"{name} exists already" in said
+        assert [found for found in links._namespaces() if f"fq{os.getpid()}" in found] == [name]
+    finally:
+        subprocess.run(["ip", "netns", "delete", name], check=True)

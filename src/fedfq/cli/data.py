@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedfq import tasks
-from fedfq.completion import complete_split, complete_task
+from fedfq.cli.completion import complete_task
+from fedfq.cli.options import DataDir, NumberOfClients, Split
+from fedfq.cli.output import make_console, make_table
 
 if TYPE_CHECKING:
     import numpy as np
     from rich.table import Table
 
-    from fedfq.tasks.task import Task
-
     Array = np.ndarray[Any, np.dtype[Any]]
 
-SHOWN = 20  # clients
-WIDTH = 50  # characters of a bar
-BINS = 12  # rows of the histogram
+SHOWN_CLIENTS = 20
+BAR_CHARACTERS = 50
+HISTOGRAM_ROWS = 12
 COLOURS = ("red", "green", "yellow", "blue", "magenta", "cyan", "bright_red", "bright_green", "bright_blue", "white")
 
 app = typer.Typer(no_args_is_help=True, help="Fetch data sets, and show who holds what.")
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Where the data sets are.", show_default="$FEDFQ_DATA, or fedfq in the user's cache"
-    ),
-]
 
 
 @app.command()
@@ -61,60 +53,42 @@ def fetch(
 )
 def show(
     task: Annotated[str, typer.Argument(metavar="TASK", autocompletion=complete_task)],
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="iid, one-class, shards:K, dirichlet:ALPHA or natural.",
-            show_default="the task's",
-            autocompletion=complete_split,
-        ),
-    ] = None,
-    clients: Annotated[int | None, typer.Option(help="Clients there are.", show_default="the task's")] = None,
+    split: Split = None,
+    clients: NumberOfClients = None,
     seed: Annotated[int, typer.Option(help="Of the split.")] = 0,
     data_dir: DataDir = None,
 ) -> None:
     import numpy as np
-    from rich.console import Console
 
-    chosen = _get(task)
+    chosen = tasks.get(task)
     spec = split or chosen.defaults.split
     data = chosen.load(data_dir)
     parts = tasks.split(spec, data, chosen.defaults.clients if clients is None else clients, seed)
     sizes = np.array([len(part) for part in parts])
     labels = np.asarray(data.train.labels)
     counts = np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in parts])
-    # As wide as the terminal, and as wide as needed in a file.
-    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False, markup=False, emoji=False)
+    console = make_console()
     console.print(f"{chosen.name}, {spec}, {len(parts):,} clients, seed {seed}\n")
-    console.print(_by_class(counts) if counts.shape[1] <= len(COLOURS) else _by_size(sizes))
+    console.print(_draw_classes(counts) if counts.shape[1] <= len(COLOURS) else _draw_sizes(sizes))
     console.print()
-    console.print(f"samples per client  {_spread(sizes)}; {sizes.sum():,} in all")
-    console.print(f"classes per client  {_spread((counts > 0).sum(1))}")
+    console.print(f"samples per client  {_describe_spread(sizes)}; {sizes.sum():,} in all")
+    console.print(f"classes per client  {_describe_spread((counts > 0).sum(1))}")
 
 
-def _get(name: str) -> Task:
-    try:
-        return tasks.get(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("torch", "sklearn"):
-            raise
-        raise ValueError("a task needs PyTorch and scikit-learn: pip install 'fedfq[sim]'") from None
-
-
-def _spread(numbers: Array) -> str:
+def _describe_spread(numbers: Array) -> str:
     import numpy as np
 
     return f"min {numbers.min():,}, median {np.median(numbers):,.0f}, max {numbers.max():,}"
 
 
-def _by_class(counts: Array) -> Table:
-    """A stacked bar for each client, as long as it has samples; for some clients, evenly spaced, if there are many."""
+def _draw_classes(counts: Array) -> Table:
+    """One stacked bar per client, as long as it has samples; for some clients, evenly spaced, if there are many."""
     import numpy as np
     from rich.text import Text
 
-    table = _table("client", "samples", "classes")
-    shown = np.unique(np.linspace(0, len(counts) - 1, SHOWN).round().astype(int))
-    scale = WIDTH / counts.sum(1).max()
+    table = _make_table("client", "samples", "classes")
+    shown = np.unique(np.linspace(0, len(counts) - 1, SHOWN_CLIENTS).round().astype(int))
+    scale = BAR_CHARACTERS / counts.sum(1).max()
     for client in shown:
         # Cut points are rounded, not lengths: so the whole bar has the right length.
         cuts = np.rint(np.cumsum(counts[client]) * scale).astype(int)
@@ -124,26 +98,24 @@ def _by_class(counts: Array) -> Table:
     return table
 
 
-def _by_size(sizes: Array) -> Table:
+def _draw_sizes(sizes: Array) -> Table:
     """How many clients have how many samples, in bins that double."""
     import numpy as np
     from rich.text import Text
 
     top = int(sizes.max()).bit_length()
-    edges = [0] + [2**power for power in range(max(0, top - BINS + 1), top + 1)]
-    table = _table("samples", "clients", "")
+    edges = [0] + [2**power for power in range(max(0, top - HISTOGRAM_ROWS + 1), top + 1)]
+    table = _make_table("samples", "clients", "")
     frequencies, _ = np.histogram(sizes, edges)
     for low, high, frequency in zip(edges, edges[1:], frequencies):
-        bar = Text("█" * round(WIDTH * frequency / frequencies.max()), COLOURS[3])
+        bar = Text("█" * round(BAR_CHARACTERS * frequency / frequencies.max()), COLOURS[3])
         table.add_row(f"{low:,} to {high - 1:,}", f"{frequency:,}", bar)
     return table
 
 
-def _table(*headers: str) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE, padding=(0, 1, 0, 0), show_edge=False)
+def _make_table(*headers: str) -> Table:
+    """The last column holds bars, all others numbers."""
+    table = make_table(padding=1)
     for header in headers[:-1]:
         table.add_column(header, justify="right", no_wrap=True)
     table.add_column(headers[-1], no_wrap=True)

@@ -1,0 +1,3 @@
+from tests.tasks.conftest import cache, filled
+
+__all__ = ["cache", "filled"]

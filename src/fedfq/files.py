@@ -41,7 +41,7 @@ def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
         return read(file, path)
 
 
-class _Refusal(ValueError):
+class _Unreadable(ValueError):
     """What is wrong with a file, in words for the user."""
 
 
@@ -54,7 +54,7 @@ def _refusing(path: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # which an impossible offset is
             raise
         reason = " ".join(str(error).split())[:LONGEST_REASON] or type(error).__name__
-        if not isinstance(error, _Refusal):
+        if not isinstance(error, _Unreadable):
             reason = f"not a readable {suffix(path)} file ({reason})"
         raise ValueError(f"{path}: {reason}") from error
 
@@ -127,9 +127,9 @@ def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:
         for member in archive.namelist():
             name = member.removesuffix(".npy")
             if name == member:
-                raise _Refusal(f"{member!r} in it is not an array")
+                raise _Unreadable(f"{member!r} in it is not an array")
             if name in tensors:
-                raise _Refusal(f"two tensors are named {name!r}")
+                raise _Unreadable(f"two tensors are named {name!r}")
             with archive.open(member) as data:
                 tensors[name] = _read_npy(data, name)
     return tensors
@@ -140,7 +140,7 @@ def _read_npy(data: Any, name: str) -> Array:
         return npy.read_array(data, allow_pickle=False)
     except ValueError as error:
         if "Object arrays" in str(error):
-            raise _Refusal(f"tensor {name!r}: it holds Python objects, which are never loaded") from error
+            raise _Unreadable(f"tensor {name!r}: it holds Python objects, which are never loaded") from error
         raise ValueError(f"tensor {name!r}: {error}") from error
 
 
@@ -192,7 +192,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise _Refusal(f"two tensors are named {name!r}")
+            raise _Unreadable(f"two tensors are named {name!r}")
         result[name] = value
     return result
 
@@ -207,7 +207,7 @@ def _read_entry(file: BinaryIO, name: str, entry: dict[str, Any]) -> Array:
     elif dtype.startswith("F8_"):
         flat = _float8_values(dtype)[np.fromfile(file, np.uint8, count)]
     else:
-        raise _Refusal(f"tensor {name!r} has dtype {dtype}, which cannot be read here")
+        raise _Unreadable(f"tensor {name!r} has dtype {dtype}, which cannot be read here")
     return flat.reshape(entry["shape"])
 
 

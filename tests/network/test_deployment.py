@@ -11,7 +11,7 @@ import pytest
 
 from fedfq.network.deployment import PORT, deployed
 from fedfq.network.links import inside, network
-from fedfq.network.measure import RATIO, STEPS, Cell, measure
+from fedfq.network.measure import RATIO, STEPS, NetworkCell, measure
 from tests.network.test_links import LISTEN, alive, heed_signals, needs_root, shown
 
 pytestmark = needs_root
@@ -26,7 +26,7 @@ def left_behind() -> list[str]:
 @pytest.mark.slow
 def test_rounds_through_shaped_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    lines = measure(Cell("access", 2, "fedfq", rounds=1, step_seconds=0.05))
+    lines = measure(NetworkCell("access", 2, "fedfq", rounds=1, step_seconds=0.05))
     assert [line["round"] for line in lines] == [2]  # the first one does not count
     (line,) = lines
     assert line["round_s"] > STEPS * 0.05

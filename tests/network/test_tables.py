@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from fedfq.network.measure import STEP_SECONDS, Cell, measure_cells, read, rounds_per_epoch
+from fedfq.network.measure import STEP_SECONDS, NetworkCell, measure_cells, read, rounds_per_epoch
 from fedfq.network.tables import all_rows, predicted, write_tables
 
 MB = 1_000_000
 
 
-def write_cell(out: Path, cell: Cell, seconds: list[float], uplink_bytes: float = 0.0) -> None:
+def write_cell(out: Path, cell: NetworkCell, seconds: list[float], uplink_bytes: float = 0.0) -> None:
     line = {"stopped_s": 0.5, "delivery_s": 1.0, "encode_s": 0.1, "aggregate_s": 0.05, "downlink_bytes": 20 * MB}
     line["flower_s"] = 2.0
     rounds = [{"round": n, "round_s": s, "uplink_bytes": uplink_bytes, **line} for n, s in enumerate(seconds)]
@@ -22,9 +22,9 @@ def write_cell(out: Path, cell: Cell, seconds: list[float], uplink_bytes: float 
 
 
 def example(out: Path, clients: int = 16) -> None:
-    write_cell(out, Cell("access", clients, "one-parameter"), [5.0, 5.2])
-    write_cell(out, Cell("access", clients, "fedavg"), [10.0, 10.4], 18.7 * MB)
-    write_cell(out, Cell("access", clients, "fedfq"), [5.6, 5.8], 0.6 * MB)
+    write_cell(out, NetworkCell("access", clients, "one-parameter"), [5.0, 5.2])
+    write_cell(out, NetworkCell("access", clients, "fedavg"), [10.0, 10.4], 18.7 * MB)
+    write_cell(out, NetworkCell("access", clients, "fedfq"), [5.6, 5.8], 0.6 * MB)
 
 
 def test_an_epoch_is_the_papers() -> None:
@@ -60,8 +60,8 @@ def test_no_link_is_predicted_to_be_faster_than_the_cores_pass_its_bytes_on(tmp_
 
 def test_slow_motion_is_taken_out_of_what_the_tables_say(tmp_path: Path) -> None:
     example(tmp_path)
-    write_cell(tmp_path, Cell("access", 16, "one-parameter", slow_motion=4), [20.0, 20.8])
-    write_cell(tmp_path, Cell("access", 16, "fedavg", slow_motion=4), [40.0, 41.6], 18.7 * MB)
+    write_cell(tmp_path, NetworkCell("access", 16, "one-parameter", slow_motion=4), [20.0, 20.8])
+    write_cell(tmp_path, NetworkCell("access", 16, "fedavg", slow_motion=4), [40.0, 41.6], 18.7 * MB)
     rows = {(row.slow_motion, row.variant): row for row in all_rows(tmp_path)}
     real, slow = rows[1, "fedavg"], rows[4, "fedavg"]
     assert slow.round_s == pytest.approx(real.round_s) and slow.spread_s == pytest.approx(real.spread_s)
@@ -82,25 +82,25 @@ def test_tables_are_beside_the_papers_and_say_what_was_emulated(tmp_path: Path) 
 
 
 def test_without_the_fixed_cost_there_is_no_row(tmp_path: Path) -> None:
-    write_cell(tmp_path, Cell("access", 4, "fedavg"), [6.0])
+    write_cell(tmp_path, NetworkCell("access", 4, "fedavg"), [6.0])
     assert all_rows(tmp_path) == []
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     example(tmp_path)
     said: list[str] = []
-    measure_cells([Cell("access", 16, "fedfq"), Cell("access", 16, "fedavg")], tmp_path, said.append)
+    measure_cells([NetworkCell("access", 16, "fedfq"), NetworkCell("access", 16, "fedavg")], tmp_path, said.append)
     assert said == []
 
 
 def test_a_measurement_under_other_conditions_is_refused(tmp_path: Path) -> None:
     example(tmp_path)
     with pytest.raises(ValueError, match="other conditions"):
-        read(Cell("access", 16, "fedfq", step_seconds=0.2), tmp_path)
+        read(NetworkCell("access", 16, "fedfq", step_seconds=0.2), tmp_path)
 
 
 def test_a_damaged_measurement_is_named(tmp_path: Path) -> None:
-    cell = Cell("access", 16, "fedfq")
+    cell = NetworkCell("access", 16, "fedfq")
     example(tmp_path)
     cell.file(tmp_path).write_text("{")
     with pytest.raises(ValueError, match="16-fedfq.json: no measurement"):

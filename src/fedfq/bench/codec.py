@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import fedfq
-from fedfq.bench.peers import OURS, PEERS, QSGD_LEVELS, SHARED, Result, best, nncodec, ours, peer, zstd_half
+from fedfq.bench.peers import OURS, PEERS, QSGD_LEVELS, SHARED, PeerResult, best, nncodec, ours, peer, zstd_half
 from fedfq.bench.updates import Fresh, Update, fresh, from_folder, gaussian, made_up
 from fedfq.codec.encoder.quantize import deadzone
 from fedfq.codec.tensors import read
@@ -85,7 +85,7 @@ def rate_distortion(
 ) -> list[Row]:
     """Bytes, error and speed of every codec at every ratio (where it takes one and the budget can be met)."""
     raw = sum(array.nbytes for array in update.values())
-    results: list[Result] = []
+    results: list[PeerResult] = []
     for ratio in ratios:
         for codec in (*([SHARED] if basis else []), *OURS, *PEERS):
             try:
@@ -101,7 +101,7 @@ def rate_distortion(
     return [_row(name, raw, result) for result in results]
 
 
-def _row(name: str, raw: int, result: Result) -> Row:
+def _row(name: str, raw: int, result: PeerResult) -> Row:
     speeds = {"encode_MB_s": raw / result.encode_s / 1e6, "decode_MB_s": raw / result.decode_s / 1e6}
     return {"update": name, "ratio": raw / result.bytes, **result._asdict(), **speeds}
 

@@ -31,7 +31,7 @@ QSGD_LEVELS = (1, 4, 16, 64)
 NNCODEC_QPS = (-52, -48, -46, -44, -42, -40, -38, -36, -34, -32)
 
 
-class Result(NamedTuple):
+class PeerResult(NamedTuple):
     codec: str
     bytes: int
     nmse: float
@@ -52,24 +52,24 @@ def best(function: Callable[[], Any], repeats: int = 5, enough: float = 1.0) -> 
     return float(shortest), outcome
 
 
-def ours(name: str, update: Update, ratio: float, basis: fedfq.SharedBasis | None = None) -> Result:
+def ours(name: str, update: Update, ratio: float, basis: fedfq.SharedBasis | None = None) -> PeerResult:
     """One of ours at a true ratio. (`BudgetError` where that cannot be.)"""
     codec = fedfq.Codec(ratio=ratio, **OURS.get(name, {}))
     encode_s, payload = best(lambda: codec.encode(update, seed=0, shared_basis=basis))
     decode_s, decoded = best(lambda: fedfq.decode(payload, shared_basis=basis))
-    return Result(name, len(payload), nmse(update, decoded), encode_s, decode_s)
+    return PeerResult(name, len(payload), nmse(update, decoded), encode_s, decode_s)
 
 
-def peer(name: str, update: Update, **options: Any) -> Result:
+def peer(name: str, update: Update, **options: Any) -> PeerResult:
     """One of the methods that others use, as this project implements it, with a memory that is empty."""
     method = methods.make(PEERS.get(name, name.lower()), **options)
     order = methods.Order(methods.RoundContext(), client=0, seed=0)
     encode_s, upload = best(lambda: method.encode(update, {}, order))
     decode_s, decoded = best(lambda: method.decode(upload.payload, update))
-    return Result(name, len(upload.payload), nmse(update, decoded), encode_s, decode_s)
+    return PeerResult(name, len(upload.payload), nmse(update, decoded), encode_s, decode_s)
 
 
-def zstd_half(update: Update) -> Result | None:
+def zstd_half(update: Update) -> PeerResult | None:
     """float16 and zstd at its default level; None where zstandard is not installed."""
     try:
         import zstandard
@@ -82,10 +82,10 @@ def zstd_half(update: Update) -> Result | None:
 
     encode_s, payload = best(lambda: zstandard.compress(flat.astype(np.float16).tobytes()))
     decode_s, decoded = best(decode)
-    return Result("float16 + zstd", len(payload), nmse({"": flat}, {"": decoded}), encode_s, decode_s)
+    return PeerResult("float16 + zstd", len(payload), nmse({"": flat}, {"": decoded}), encode_s, decode_s)
 
 
-def nncodec(python: Path, update: Update, qps: tuple[int, ...] = NNCODEC_QPS) -> list[Result]:
+def nncodec(python: Path, update: Update, qps: tuple[int, ...] = NNCODEC_QPS) -> list[PeerResult]:
     """NNCodec in its own environment, at several quantisation parameters."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "update.npz"
@@ -96,4 +96,4 @@ def nncodec(python: Path, update: Update, qps: tuple[int, ...] = NNCODEC_QPS) ->
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ValueError(f"NNCodec failed under {python}: {reason}")
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    return [Result("NNCodec", row["bytes"], row["nmse"], row["encode_s"], row["decode_s"]) for row in rows]
+    return [PeerResult("NNCodec", row["bytes"], row["nmse"], row["encode_s"], row["decode_s"]) for row in rows]

@@ -117,14 +117,14 @@ def _refuse_unknown(what: str, name: str, valid: list[str]) -> None:
 
 def _measure_table(table: str, folder: Path, network: Network) -> None:
     """Measure what a table needs, and write all tables of what was measured."""
-    from fedfq.network.measure import BY_TENSOR, CLIENTS, ROUNDS, STEP_SECONDS, VARIANTS, Cell, measure_cells
+    from fedfq.network.measure import BY_TENSOR, CLIENTS, ROUNDS, STEP_SECONDS, VARIANTS, NetworkCell, measure_cells
     from fedfq.network.tables import write_tables
 
     variants = VARIANTS[table] + ((BY_TENSOR,) if network.by_tensor else ())
     rounds = ROUNDS if network.rounds is None else network.rounds
     seconds = STEP_SECONDS if network.step_seconds is None else network.step_seconds
     cells = [
-        Cell(network.downlink, number, variant, rounds, seconds, network.slow_motion)
+        NetworkCell(network.downlink, number, variant, rounds, seconds, network.slow_motion)
         for number in network.clients or CLIENTS
         for variant in variants
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedfq.network.plan import Plan, Round
+    from fedfq.network.plan import Plan, PlannedRound
 
 SUFFIXES = (".svg", ".pdf")
 
@@ -63,5 +63,5 @@ def draw(plans: Mapping[str, Plan], path: Path) -> None:
         figure.savefig(path, metadata=UNDATED[kind])
 
 
-def _total(each: Round) -> float:
+def _total(each: PlannedRound) -> float:
     return each.uplink_bytes + each.downlink_bytes

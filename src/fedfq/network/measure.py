@@ -46,7 +46,7 @@ BY_TENSOR = "fedavg-tensors"
 
 
 @dataclass(frozen=True)
-class Cell:
+class NetworkCell:
     """Under what conditions rounds are measured."""
 
     downlink: str
@@ -84,7 +84,7 @@ def rounds_per_epoch(clients: int) -> float:
     return EXAMPLES / (BATCH * STEPS * clients)
 
 
-def measure_cells(cells: Sequence[Cell], out: Path, say: Callable[[str], object]) -> None:
+def measure_cells(cells: Sequence[NetworkCell], out: Path, say: Callable[[str], object]) -> None:
     """Measure what is not there yet. What cannot be, or was under other conditions, is refused before anything."""
     from fedfq.network.links import Network, own_prefix, refuse_if_impossible
 
@@ -100,7 +100,7 @@ def measure_cells(cells: Sequence[Cell], out: Path, say: Callable[[str], object]
         write_bytes(path, (json.dumps(found, indent=1) + "\n").encode())
 
 
-def read(cell: Cell, out: Path) -> list[dict[str, Any]] | None:
+def read(cell: NetworkCell, out: Path) -> list[dict[str, Any]] | None:
     """The rounds of a cell, or None if it was not measured yet."""
     path = cell.file(out)
     if not path.exists():
@@ -115,7 +115,7 @@ def read(cell: Cell, out: Path) -> list[dict[str, Any]] | None:
     return list(rounds)
 
 
-def measure(cell: Cell) -> list[dict[str, Any]]:
+def measure(cell: NetworkCell) -> list[dict[str, Any]]:
     """Build the network, run Flower in it, take it away again; returns a line for each round that counts."""
     from fedfq.network.deployment import deployed
     from fedfq.network.links import network

@@ -72,14 +72,14 @@ class Setting:
         return raw / ratio, raw
 
 
-class Round(NamedTuple):
+class PlannedRound(NamedTuple):
     ratio: float
     seconds: float
     uplink_bytes: float  # of all clients
     downlink_bytes: float
 
 
-def simulate(setting: Setting, ratio: float) -> Round:
+def simulate(setting: Setting, ratio: float) -> PlannedRound:
     """One round at a ratio; a ratio of 1 is float32 without a codec."""
     check_ratio(ratio)
     world = simpy.Environment()
@@ -112,7 +112,7 @@ def simulate(setting: Setting, ratio: float) -> Round:
     world.run()
     uplink_bytes = setting.clients * (up + ACKNOWLEDGEMENT * down)
     downlink_bytes = setting.clients * (down + ACKNOWLEDGEMENT * up)
-    return Round(ratio, setting.fixed_seconds + world.now, uplink_bytes, downlink_bytes)
+    return PlannedRound(ratio, setting.fixed_seconds + world.now, uplink_bytes, downlink_bytes)
 
 
 def _pauses(setting: Setting) -> NDArray:
@@ -244,9 +244,9 @@ def _first(heap: list[tuple[float, int]], there: dict[int, tuple[float, float]],
 
 
 class Plan(NamedTuple):
-    rounds: list[Round]
-    fastest: Round
-    recommended: Round  # the smallest ratio that is nearly as fast: what is compressed less is more exact
+    rounds: list[PlannedRound]
+    fastest: PlannedRound
+    recommended: PlannedRound  # the smallest ratio that is nearly as fast: what is compressed less is more exact
 
 
 def plan(setting: Setting, ratios: Sequence[float] = RATIOS) -> Plan:

@@ -22,7 +22,7 @@ from fedfq.network.measure import (
     RATIO,
     STEPS,
     UPLINK_MBPS,
-    Cell,
+    NetworkCell,
     rounds_per_epoch,
 )
 
@@ -36,7 +36,7 @@ NAMES = {"fedavg": "float32, one Array", BY_TENSOR: "float32, tensor by tensor",
 PAUSES = (0.5, 1.0, 0.5)
 
 
-class Row(NamedTuple):
+class NetworkRow(NamedTuple):
     """Means over the rounds of a cell; seconds and bytes of a round, all clients together.
 
     Seconds are the emulated ones: those of the clock, divided by `slow_motion`.
@@ -102,7 +102,7 @@ def write_tables(out: Path) -> list[Path]:
     return written
 
 
-def all_rows(out: Path) -> list[Row]:
+def all_rows(out: Path) -> list[NetworkRow]:
     """A row for each cell whose one-parameter cell was measured as well, under the same conditions."""
     rows = []
     for folder in sorted({path.parent for path in out.glob("*/*-*.json")}):
@@ -114,24 +114,24 @@ def all_rows(out: Path) -> list[Row]:
     return rows
 
 
-def _cells(folder: Path) -> dict[tuple[int, str], tuple[Cell, list[dict[str, Any]]]]:
+def _cells(folder: Path) -> dict[tuple[int, str], tuple[NetworkCell, list[dict[str, Any]]]]:
     found = {}
     for path in folder.glob("*-*.json"):
         try:
             data = json.loads(path.read_bytes())
-            cell = Cell(**data["conditions"])
+            cell = NetworkCell(**data["conditions"])
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: no measurement ({error})") from None
         found[cell.clients, cell.variant] = cell, data["rounds"]
     return found
 
 
-def _row(cell: Cell, rounds: list[dict[str, Any]], alone: list[dict[str, Any]]) -> Row:
+def _row(cell: NetworkCell, rounds: list[dict[str, Any]], alone: list[dict[str, Any]]) -> NetworkRow:
     def average(key: str, lines: list[dict[str, Any]] = rounds) -> float:
         return mean(line[key] for line in lines)
 
     seconds, seconds_alone = ([line["round_s"] / cell.slow_motion for line in lines] for lines in (rounds, alone))
-    return Row(
+    return NetworkRow(
         downlink=cell.downlink,
         slow_motion=cell.slow_motion,
         clients=cell.clients,
@@ -158,7 +158,7 @@ def _spread(values: list[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def predicted(row: Row) -> float:
+def predicted(row: NetworkRow) -> float:
     """What `fedfq plan` says of a cell: the one-parameter model's round, and what this model takes beyond it.
 
     No link is faster than the cores of this machine pass its bytes on. The server's part is not in it: the clients'
@@ -193,7 +193,7 @@ def _where(out: Path) -> str:
     return "; ".join(dict.fromkeys(", ".join(f"{key} {value}" for key, value in each.items()) for each in found))
 
 
-def _table(table: str, rows: list[Row], where: str) -> str:
+def _table(table: str, rows: list[NetworkRow], where: str) -> str:
     parts = []
     for title in sorted(dict.fromkeys(map(_title, rows)), key=len):  # the slow ones last
         there = [row for row in rows if _title(row) == title and TABLE_OF[row.variant] == table]
@@ -204,12 +204,12 @@ def _table(table: str, rows: list[Row], where: str) -> str:
     return "\n".join([*parts, f"Measured: {where}.\n"]) if parts else ""
 
 
-def _title(row: Row) -> str:
+def _title(row: NetworkRow) -> str:
     slow = "" if row.slow_motion == 1 else f", in {row.slow_motion:g} times slow motion"
     return TITLES[row.downlink] + slow
 
 
-def _cells_of(table: str, row: Row) -> dict[str, str]:
+def _cells_of(table: str, row: NetworkRow) -> dict[str, str]:
     of_paper = row.clients in CLIENTS and row.variant != BY_TENSOR
     return {
         "clients": str(row.clients),
@@ -232,7 +232,7 @@ def _cells_of(table: str, row: Row) -> dict[str, str]:
     }
 
 
-def _gains(rows: list[Row], row: Row) -> dict[str, str]:
+def _gains(rows: list[NetworkRow], row: NetworkRow) -> dict[str, str]:
     found = {(_title(each), each.clients, each.variant): each for each in rows}
     without = found.get((_title(row), row.clients, "fedavg"))
     if without is None:
@@ -257,7 +257,7 @@ def _times(without: float, with_: float) -> str:
     return f"{without / with_:.2f}x" if min(without, with_) > 0 else "-"
 
 
-def _prediction(rows: list[Row]) -> str:
+def _prediction(rows: list[NetworkRow]) -> str:
     return _markdown(
         {
             "downlink": _title(row),

@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What is shown, the number to sort by, what appears under the pointer, and the length of a bar (0 to 1)."""
 
     html: str
@@ -49,25 +49,25 @@ class Cell:
     long: bool = False
 
 
-def number(value: float | None, form: Callable[[Any], str], exact: Callable[[Any], str] | None = None) -> Cell:
+def number(value: float | None, form: Callable[[Any], str], exact: Callable[[Any], str] | None = None) -> TableCell:
     if value is None:
-        return Cell(NOTHING)
-    return Cell(form(value), value, exact(value) if exact else None)
+        return TableCell(NOTHING)
+    return TableCell(form(value), value, exact(value) if exact else None)
 
 
-def count(value: int) -> Cell:
+def count(value: int) -> TableCell:
     return number(value, "{:,}".format)
 
 
-def in_bytes(value: float | None) -> Cell:
+def in_bytes(value: float | None) -> TableCell:
     return number(value, short_bytes, "{:,.0f} bytes".format)
 
 
-def percent(value: float | None) -> Cell:
+def percent(value: float | None) -> TableCell:
     return number(value, "{:.2%}".format, "{:.6f}".format)
 
 
-def times(value: float | None) -> Cell:
+def times(value: float | None) -> TableCell:
     return number(value, "{:,.1f}×".format, "{:.6g}".format)
 
 
@@ -76,7 +76,7 @@ def times(value: float | None) -> Cell:
 Columns = Sequence[tuple[str, bool]]  # names, and whether a column is of numbers
 
 
-def table(name: str, columns: Columns, rows: Iterable[Sequence[Cell]], foot: Sequence[Cell] = ()) -> str:
+def table(name: str, columns: Columns, rows: Iterable[Sequence[TableCell]], foot: Sequence[TableCell] = ()) -> str:
     """A table that sorts by any column. Where it is wider than the page, it scrolls by itself."""
     numeric = [is_number for _, is_number in columns]
     header = "".join(
@@ -91,12 +91,12 @@ def table(name: str, columns: Columns, rows: Iterable[Sequence[Cell]], foot: Seq
     )
 
 
-def _row(cells: Sequence[Cell], numeric: Sequence[bool]) -> str:
+def _row(cells: Sequence[TableCell], numeric: Sequence[bool]) -> str:
     tags = ["th", *["td"] * (len(cells) - 1)]
     return "".join(_cell(*described) for described in zip(cells, numeric, tags))
 
 
-def _cell(cell: Cell, is_number: bool, tag: str) -> str:
+def _cell(cell: TableCell, is_number: bool, tag: str) -> str:
     attributes = _class(is_number and "number", cell.bar is not None and "bar", cell.long and "long")
     if tag == "th":
         attributes += ' scope="row"'

@@ -22,7 +22,7 @@ from typing import Any
 import fedfq
 from fedfq.files import write_bytes
 from fedfq.report import markup
-from fedfq.report.markup import Cell, text
+from fedfq.report.markup import TableCell, text
 from fedfq.report.runs import LAST, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
@@ -146,8 +146,8 @@ class Names:
             f'<path class="{kind}" d="{MARKER_PATHS[look.marker]}" transform="translate(17,6)"/></svg>'
         )
 
-    def cell(self, run: RunData) -> Cell:
-        return Cell(f'<span class="run">{self.swatch(run.label)}<span>{self.full(run)}</span></span>')
+    def cell(self, run: RunData) -> TableCell:
+        return TableCell(f'<span class="run">{self.swatch(run.label)}<span>{self.full(run)}</span></span>')
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
                 *(_all_and_one(run, row["bytes_to_target"]) if target is not None else []),
                 markup.in_bytes(row["downlink_bytes"]),
                 markup.count(row["rejected"]),
-                Cell(rounds, row["rounds"]),
+                TableCell(rounds, row["rounds"]),
             ]
         )
     columns = [("Run", False), *((name, True) for name in numbers)]
@@ -254,14 +254,14 @@ a client that had nothing new to say counts as an answer, one that was refused d
 </dl>"""
 
 
-def _all_and_one(run: RunData, uplink: int | None) -> list[Cell]:
+def _all_and_one(run: RunData, uplink: int | None) -> list[TableCell]:
     """Of all clients, and of one that takes part in every round."""
     return [markup.in_bytes(uplink), markup.in_bytes(None if uplink is None else uplink / run.config.per_round)]
 
 
 def _rejected(runs: Sequence[RunData], names: Names) -> str:
     rows = [
-        [names.cell(run), markup.count(line.number), markup.count(one.client), Cell(text(one.reason), long=True)]
+        [names.cell(run), markup.count(line.number), markup.count(one.client), TableCell(text(one.reason), long=True)]
         for run in runs
         for line in run.rounds
         for one in line.rejected
@@ -290,25 +290,25 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     assert report is not None
     largest = max([report.header_bytes, *(tensor.bytes for tensor in report.tensors)])
 
-    def size(count: int) -> list[Cell]:
+    def size(count: int) -> list[TableCell]:
         share = count / report.bytes
-        return [Cell(f"{count:,}", count, bar=count / largest), Cell(f"{share:.1%}", share)]
+        return [TableCell(f"{count:,}", count, bar=count / largest), TableCell(f"{share:.1%}", share)]
 
     rows = [
         [
-            Cell(text(tensor.name)),
+            TableCell(text(tensor.name)),
             *size(tensor.bytes),
             markup.number(tensor.bits_per_parameter, "{:.3f}".format),
             markup.count(tensor.nonzeros),
-            Cell("×".join(map(str, tensor.shape)) or "scalar"),
-            Cell(text(tensor.kind.replace("factors", f"factors of rank {tensor.rank}"))),
+            TableCell("×".join(map(str, tensor.shape)) or "scalar"),
+            TableCell(text(tensor.kind.replace("factors", f"factors of rank {tensor.rank}"))),
         ]
         for tensor in report.tensors
     ]
-    nothing = Cell("")
-    rows.append([Cell("header"), *size(report.header_bytes), *[nothing] * 4])
+    nothing = TableCell("")
+    rows.append([TableCell("header"), *size(report.header_bytes), *[nothing] * 4])
     sums = [f"{report.bytes:,}", "100%", f"{report.bits_per_parameter:.3f}", f"{report.nonzeros:,}"]
-    foot = [Cell("all"), *map(Cell, sums), nothing, nothing]
+    foot = [TableCell("all"), *map(TableCell, sums), nothing, nothing]
     columns = [("Tensor", False), ("Bytes", True), ("Share", True), ("Bits a parameter", True), ("Non-zeros", True)]
     shown = markup.table(run.label, [*columns, ("Shape", False), ("Sent as", False)], rows, foot)
     title = f"{names.full(run)}: {report.bytes:,} bytes, {report.ratio:.1f}× smaller than float32"
@@ -373,10 +373,10 @@ def _is_number(value: Any) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _value(value: Any, is_number: bool) -> Cell:
+def _value(value: Any, is_number: bool) -> TableCell:
     if value is None:
-        return Cell(markup.NOTHING)
-    return Cell(text(value), value if is_number else None)
+        return TableCell(markup.NOTHING)
+    return TableCell(text(value), value if is_number else None)
 
 
 def footer(runs: Sequence[RunData]) -> str:

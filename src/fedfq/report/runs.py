@@ -33,7 +33,7 @@ class Rejected(NamedTuple):
     reason: str
 
 
-class Round(NamedTuple):
+class RecordedRound(NamedTuple):
     """A line of the ledger. Bytes are sums over the round's clients, those of refused uploads included."""
 
     number: int
@@ -63,7 +63,7 @@ class RunData:
     path: Path
     config: Config
     environment: dict[str, Any]
-    rounds: tuple[Round, ...]
+    rounds: tuple[RecordedRound, ...]
     timings: tuple[dict[str, float], ...]
     raw_bytes: int | None  # None: no round was finished
     sample: fedfq.Report | None  # of the last payload that was accepted, where it is one of fedfq
@@ -253,8 +253,8 @@ def _read_lines(path: Path, parse: Callable[[Any], T]) -> tuple[T, ...]:
     return tuple(found)
 
 
-def _round(line: dict[str, Any]) -> Round:
-    return Round(
+def _round(line: dict[str, Any]) -> RecordedRound:
+    return RecordedRound(
         number=int(line["round"]),
         accuracy=None if line["accuracy"] is None else _finite(line["accuracy"]),
         loss=None if line["loss"] is None else _finite(line["loss"]),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedfq.files import write_bytes
-from fedfq.reproduce.tables import Part, Table
+from fedfq.reproduce.tables import Table, TablePart
 
 BESIDE = 2  # columns of the paper in a band of LaTeX's table
 
@@ -56,7 +56,7 @@ def latex(table: Table) -> str:
     )
 
 
-def _tex_band(titles: Sequence[str], parts: Sequence[Part]) -> list[str]:
+def _tex_band(titles: Sequence[str], parts: Sequence[TablePart]) -> list[str]:
     width = len(titles)
     groups = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.column.title)}}}" for part in parts]
     briefs = [f"\\multicolumn{{{width}}}{{c}}{{{_tex(part.brief)}}}" for part in parts]

@@ -14,7 +14,7 @@ from fedfq.report.runs import RunData
 from fedfq.report.styles import styles
 from fedfq.reproduce.cells import PROFILES, Column
 from fedfq.reproduce.results import Outcomes, outcomes, profile_of
-from fedfq.reproduce.tables import Row, Table, table_1, table_2
+from fedfq.reproduce.tables import Table, TableRow, table_1, table_2
 from fedfq.reproduce.theory import FIGURE
 
 LONG = 30  # characters: a reason is given room to wrap
@@ -102,18 +102,20 @@ def _soft(lines: Iterable[str]) -> list[str]:
 
 
 def _table(
-    name: str, titles: Sequence[str], rows: Iterable[Row], names: Names, drawn: dict[str, RunData | None]
+    name: str, titles: Sequence[str], rows: Iterable[TableRow], names: Names, drawn: dict[str, RunData | None]
 ) -> str:
-    def first(method: str) -> markup.Cell:
+    def first(method: str) -> markup.TableCell:
         run = drawn[method]
         if run is not None:
             return names.cell(run)
-        return markup.Cell(f'<span class="run"><span class="swatch"></span><span>{breakable(method)}</span></span>')
+        return markup.TableCell(
+            f'<span class="run"><span class="swatch"></span><span>{breakable(method)}</span></span>'
+        )
 
     cells = [
         [
             first(row.method),
-            *(markup.Cell(text(entry.text), entry.number, long=len(entry.text) > LONG) for entry in row.entries),
+            *(markup.TableCell(text(entry.text), entry.number, long=len(entry.text) > LONG) for entry in row.entries),
         ]
         for row in rows
     ]

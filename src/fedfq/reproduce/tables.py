@@ -47,20 +47,20 @@ EMPTY = Entry(NOTHING)
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     name: str  # the same in every column
     method: str  # what it stands for in this one
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """A column of the paper, as a table of its own: a row a method."""
 
     column: Column
     how: tuple[str, ...]  # it was trained, where and when
     above: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     below: tuple[str, ...]
     target: float | None = None  # with the least seed
     brief: str = ""  # what of `above` has to stand in the narrowest form
@@ -71,7 +71,7 @@ class Table:
     name: str
     caption: str
     titles: tuple[str, ...]  # of the numbers of a row
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     notes: tuple[str, ...]  # on all parts
 
     @property
@@ -95,7 +95,7 @@ def table_1(columns: Sequence[Column], found: Outcomes) -> Table:
     return Table("Table 1", "accuracy and compression", titles, parts, notes)
 
 
-def _accuracies(column: Column, found: Outcomes) -> Part:
+def _accuracies(column: Column, found: Outcomes) -> TablePart:
     baseline = found[column.name, FEDAVG].finished
     of_fedavg = [run.last_accuracy for run in baseline.values() if run.last_accuracy is not None]
     least = 100 * min(of_fedavg) if len(of_fedavg) > 1 else math.inf
@@ -118,12 +118,12 @@ def _accuracies(column: Column, found: Outcomes) -> Part:
         difference = EMPTY if method == FEDAVG else _summary(own, above, _signed)
         return [_with_the_rest(accuracy, own), difference, paper, *_ratios(own)]
 
-    rows = tuple(Row(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_1)
+    rows = tuple(TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_1)
     if least == math.inf:
         mark = f"No {LOSSLESS} here: {FEDAVG} has {len(of_fedavg)} finished {_plural('seed', len(of_fedavg))}, not two."
     else:
         mark = f"{LOSSLESS} from {least:.2f}% on, the least of {FEDAVG}'s {len(of_fedavg)} seeds."
-    return Part(column, _how(column, found), (), rows, (mark,))
+    return TablePart(column, _how(column, found), (), rows, (mark,))
 
 
 # Table 2
@@ -145,7 +145,7 @@ def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
     return Table("Table 2", "uplink to the target accuracy", titles, parts, notes)
 
 
-def _uplinks(column: Column, found: Outcomes) -> Part:
+def _uplinks(column: Column, found: Outcomes) -> TablePart:
     reference = found[column.name, FEDAVG]
     baseline = reference.finished
     reached = {
@@ -184,11 +184,11 @@ def _uplinks(column: Column, found: Outcomes) -> Part:
         one, all_ = (_summary(own, value, _mib) for value in (client, total))
         return [_with_the_rest(until, own), one, all_, paper, _summary(own, fewer, _times), *_ratios(own)]
 
-    rows = tuple(Row(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_2)
+    rows = tuple(TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_2)
     choice = f"{FEDFQ} is {column.fedfq} here, {column.chosen}."
     shown = _target_shown(column, baseline) or _state(reference, reference.seeds)
     least = target(column, baseline[min(baseline)] if baseline else None)
-    return Part(
+    return TablePart(
         *(column, _how(column, found), (_about_target(column, shown), choice), rows, (_verdict(column, sums, found),)),
         target=least,
         brief=f"target: {shown}; {FEDFQ}: {column.fedfq}",

@@ -54,15 +54,15 @@ def summary(arrays: Mapping[str, Array]) -> str:
 # Text to clients
 
 
-class Layout(NamedTuple):
+class TextLayout(NamedTuple):
     """What the first line of a speech looks like (NAME. Words), and what the others do."""
 
     first: re.Pattern[str]
     more: re.Pattern[str]
 
 
-INDENTED = Layout(re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"    (.*)"))
-FLUSH = Layout(re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"(.*)"))
+INDENTED = TextLayout(re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"    (.*)"))
+FLUSH = TextLayout(re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"(.*)"))
 FLUSH_PLAY = "THE COMEDY OF ERRORS"
 
 

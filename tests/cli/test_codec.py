@@ -90,7 +90,9 @@ def test_the_default_is_that_of_the_codec(folder):
         (("--claimed-ratio", 32, "--allocator", "exact"), {"claimed_ratio": 32, "allocator": "exact"}),
         (("--ratio", 20, "--allocator", "cgsa", "--seed", 3), {"ratio": 20, "allocator": "cgsa", "seed": 3}),
         (("--step", 2, "--rounding", "stochastic", "--seed", 5), {"step": 2, "rounding": "stochastic", "seed": 5}),
-        (("--ratio", 20, "--gain", "--basis", "identity"), {"ratio": 20, "gain": True, "basis": "identity"}),
+        (("--ratio", 20, "--gain", "--basis", "identity"), {"ratio": 20, "gain": "full", "basis": "identity"}),
+        (("--ratio", 20, "--norm-gain"), {"ratio": 20, "gain": "norm"}),
+        (("--ratio", 20, "--no-gain"), {"ratio": 20, "gain": "none"}),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[0],
 )

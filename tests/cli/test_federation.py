@@ -131,7 +131,7 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--per-round", "30"), "per_round = 30 is more than there are clients (20)"),
         (("--ratio", "0.5"), "ratio must be at least 1 and finite, got 0.5"),
         (("--method", "fedfq@64", "--ratio", "128"), "ratio is given twice: in 'fedfq@64', and as 128.0 beside it"),
-        (("--method", "fedfq:gain=true", "--no-gain"), "gain is given twice: in 'fedfq:gain=true', and as false"),
+        (("--method", "fedfq:gain=true", "--no-gain"), "gain is given twice: in 'fedfq:gain=true', and as none"),
         (
             (
                 "--method",

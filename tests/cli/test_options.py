@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fedfq.cli.options import Machine, gather, spread
+from fedfq.cli.options import Machine, gather, name_gain, spread
 
 
 @dataclass(frozen=True)
@@ -44,3 +44,21 @@ def test_a_machine_is_used_whole_unless_it_is_said_otherwise():
     for wrong in (Machine(workers=0), Machine(workers="2"), Machine(device=3)):
         with pytest.raises(ValueError, match="--workers must be|--device must be"):
             wrong.resolve()
+
+
+@pytest.mark.parametrize(
+    ("given", "gain"),
+    [
+        ({"gain": None, "norm_gain": False}, None),
+        ({"gain": True, "norm_gain": False}, "full"),
+        ({"gain": False, "norm_gain": False}, "none"),
+        ({"gain": None, "norm_gain": True}, "norm"),
+    ],
+)
+def test_the_flags_of_the_gain_are_one_value(given: dict[str, bool | None], gain: str | None) -> None:
+    assert name_gain(given) == {"gain": gain}
+
+
+def test_two_flags_of_the_gain_are_refused() -> None:
+    with pytest.raises(ValueError, match="give --no-gain or --norm-gain, not both"):
+        name_gain({"gain": False, "norm_gain": True})

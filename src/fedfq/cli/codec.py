@@ -15,7 +15,7 @@ import typer
 
 import fedfq
 from fedfq.cli.errors import refuses
-from fedfq.cli.options import spread
+from fedfq.cli.options import NormGain, name_gain, spread
 from fedfq.cli.output import escape, make_console, make_table
 from fedfq.codec.errors import PayloadError
 from fedfq.codec.ratio import DEFAULT_RATIO
@@ -95,7 +95,10 @@ class Coding:
             show_default="adaptive for waterfill with a dead zone, else identity",
         ),
     ] = None
-    gain: Annotated[bool, typer.Option("--gain/--no-gain", help="Undo the shrinking of a dead zone.")] = False
+    gain: Annotated[
+        bool | None, typer.Option("--gain/--no-gain", help="Undo the shrinking of a dead zone.", show_default="no-gain")
+    ] = None
+    norm_gain: NormGain = False
     layout: Annotated[Layout, typer.Option(help="Digest: names and shapes stay at home.")] = Layout.full
     keep: Annotated[
         list[str] | None,
@@ -108,7 +111,7 @@ class Coding:
 
     def choose(self) -> dict[str, Any]:
         """As options of a codec, which has defaults of its own."""
-        given = {name: value for name, value in vars(self).items() if value not in (None, [])}
+        given = {name: value for name, value in name_gain(vars(self)).items() if value not in (None, [])}
         return {name: value.value if isinstance(value, StrEnum) else value for name, value in given.items()}
 
 

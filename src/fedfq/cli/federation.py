@@ -13,7 +13,19 @@ import typer
 
 from fedfq.cli.completion import complete_method, complete_methods
 from fedfq.cli.errors import FAILED
-from fedfq.cli.options import Earlier, Learning, Machine, Pauses, Target, Training, gather, option, spread
+from fedfq.cli.options import (
+    Earlier,
+    Learning,
+    Machine,
+    NormGain,
+    Pauses,
+    Target,
+    Training,
+    gather,
+    name_gain,
+    option,
+    spread,
+)
 from fedfq.cli.progress import came_to_nothing, saying_how_to_go_on, showing_progress
 from fedfq.cli.settings import Execution, merge_settings
 from fedfq.codec.ratio import DEFAULT_RATIO
@@ -60,9 +72,10 @@ def run(
         typer.Option(
             "--gain/--no-gain",
             help="Scale up fully what shrank on the way, or not at all.",
-            show_default="the method's; fedfq: by half",
+            show_default="the method's; fedfq: norm-gain",
         ),
     ] = None,
+    norm_gain: NormGain = False,
     basis: Annotated[str | None, option("shared, adaptive or identity.", "the method's; fedfq: shared")] = None,
     engine: Annotated[str | None, option("inline, or flower: the same run in Flower's simulation.", "inline")] = None,
     pauses: Pauses,
@@ -78,7 +91,7 @@ def run(
     A run can be killed at any moment and goes on with --resume; its result is the same. The exit code is 1 if no update
     was accepted in the last tenth of its rounds.
     """
-    _run(*merge_settings(gather(locals())))
+    _run(*merge_settings(name_gain(gather(locals()))))
 
 
 def _run(settings: dict[str, Any], execution: Execution) -> None:

@@ -7,7 +7,7 @@ Those that go together are the fields of a class. A command takes such a group a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -24,6 +24,20 @@ OF_TASK = "the task's"
 def option(text: str, default: str, **more: Any) -> Any:
     """An option that is None where it is not given: the help says in words what is taken then."""
     return typer.Option(help=text, show_default=default, **more)
+
+
+NormGain = Annotated[
+    bool, typer.Option("--norm-gain", help="Scale up what shrank to the update's norm: about half of --gain.")
+]
+
+
+def name_gain(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, with --gain, --no-gain or --norm-gain as the one value that it names."""
+    gain, norm_gain = given.get("gain"), given.get("norm_gain")
+    if gain is not None and norm_gain:
+        raise ValueError(f"give --{'gain' if gain else 'no-gain'} or --norm-gain, not both")
+    named = "norm" if norm_gain else None if gain is None else "full" if gain else "none"
+    return {name: value for name, value in given.items() if name != "norm_gain"} | {"gain": named}
 
 
 Split = Annotated[

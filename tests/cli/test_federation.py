@@ -145,6 +145,8 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--overwrite", "--out", "thesis"), "thesis: is not empty"),
         (("--ratio", "1e9", "--rounds", "1"), "a budget of 0 bytes is too small"),
         (("--lr", "-1"), "lr must be a positive number"),
+        (("--lr", "1e300"), "lr must be a positive number, at most 3e+38"),
+        (("--seed", str(2**64)), "seed must be at most 9223372036854775807"),
         (("--rounds", "0"), "rounds must be an integer of at least 1"),
         (("--workers", "0"), "--workers must be at least 1"),
         (("--config", "workers.toml"), "--workers must be at least 1, got '2'"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -16,6 +15,8 @@ from fedfq.hints import nearest
 from fedfq.tasks import splits
 
 METHOD_OPTIONS = "options"
+LARGEST_SEED = 2**63 - 1  # that PyTorch takes
+LARGEST_RATE = 3e38  # that float32 holds
 
 
 @dataclass(frozen=True)
@@ -67,14 +68,12 @@ class Config:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         _at_least("seed", self.seed, 0)
+        if self.seed > LARGEST_SEED:
+            raise ValueError(f"seed must be at most {LARGEST_SEED}, got {self.seed}")
         for name in ("lr", "lr_decay"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not (math.isfinite(value) and value > 0)
-            ):
-                raise ValueError(f"{name} must be a positive number, got {value!r}")
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= LARGEST_RATE:
+                raise ValueError(f"{name} must be a positive number, at most {LARGEST_RATE:g}, got {value!r}")
         if self.per_round > self.clients:
             raise ValueError(f"per_round = {self.per_round} is more than there are clients ({self.clients})")
         if self.weighting not in ("samples", "mean"):

@@ -118,7 +118,7 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], Any], durable: bool = T
             temporary.unlink()
 
 
-# .npz: a zip archive with one .npy file a tensor
+# .npz: a zip archive with one .npy file per tensor
 
 
 def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:

@@ -98,7 +98,7 @@ def test_a_slow_line_leaves_its_share_to_others() -> None:
 
 def test_a_transfer_that_comes_later_slows_the_one_that_is_there() -> None:
     world = simpy.Environment()
-    link = Link(world, 8)  # a megabyte a second
+    link = Link(world, 8)  # a megabyte per second
     ends = []
 
     def sender(start: float):

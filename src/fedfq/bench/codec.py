@@ -322,7 +322,10 @@ def write(result: Row, path: Path) -> None:
 
 
 def draw(rows: list[Row], entropies: list[Row], path: Path) -> None:
-    """NMSE over the true ratio, from 12 on: a panel an update, a line a codec; dashed, plain levels without context."""
+    """NMSE over the true ratio, from 12 on: one panel per update, one line per codec.
+
+    Dashed: plain levels without context.
+    """
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["ratio"] >= 12]

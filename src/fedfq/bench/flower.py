@@ -1,5 +1,5 @@
-"""What compression costs and saves on Flower: seconds a round in simulation, bytes on a wire, the server's memory: for
-`fedfq bench flower`."""
+"""What compression costs and saves on Flower, for `fedfq bench flower`: seconds per round in simulation, bytes on a
+wire, the server's memory."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def train(message: Message, context: Context) -> Message:
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Seconds a round, the first of each kind left out: it loads and compiles."""
+    """Seconds per round, the first of each kind left out: it loads and compiles."""
     config = context.run_config
     model = record(_network_state() if config["training"] else made_up(int(config["parameters"])))
     seconds: dict[str, list[float]] = {"fedavg": [], "fedfq": []}

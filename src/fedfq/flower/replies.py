@@ -27,7 +27,7 @@ WORST_NMSE = 1.1  # a payload of zeros has 1, and no honest one is much worse
 class Arrivals(NamedTuple):
     """What went out and came in in the last round."""
 
-    models: int  # that were sent: one a node, and the initial one where it was sent as well
+    models: int  # that were sent: one per node, and the initial one where it was sent as well
     uplink_bytes: int  # of all Arrays that came in, those of dropped replies too
     accepted: list[int]  # nodes
     dropped: list[tuple[int, str]]  # nodes, and why; those that failed themselves too

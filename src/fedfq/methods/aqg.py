@@ -7,7 +7,7 @@ h - g_hat on a grid of 2^b points from -r to r, of step 2 r / (2^b - 1), rounded
 - Nothing is sent if ||Q - g_hat||^2 <= motion + 3 (eps + eps_hat), with eps = ||h - Q||^2 and eps_hat that of the last
   upload, unless the client was silent for 100 rounds. The server then uses g_hat once more.
 - motion = 1 / M^2 * sum of xi ||change of the model||^2 over the last D = 10 rounds, with xi = 0.8 / D and M clients
-  a round. The server announces it: 8 bytes.
+  per round. The server announces it: 8 bytes.
 
 Deviations: LAQ's gradients are times a rate alpha what updates are, so its 1 / alpha^2 is 1 here. LAQ's server adds up
 all clients every step; ours averages those of the round, so that g_hat is as old as a client's last turn. LAQ skips at
@@ -47,9 +47,9 @@ class AQG(Method):
         "what changed since the client's last upload, in 2, 4 or 8 bits, or nothing if that is little"
     )
     paper: ClassVar[str] = "AQG-style (after Mao et al. 2022; LAQ, Sun et al. 2019)"
-    claims: ClassVar[str] = "b bits a parameter and 32, where anything is sent"
+    claims: ClassVar[str] = "b bits per parameter and 32 bits, where anything is sent"
     client_memory: ClassVar[str] = "one model"
-    server_memory: ClassVar[str] = "one model a client"
+    server_memory: ClassVar[str] = "one model per client"
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
         parts = divide(update)

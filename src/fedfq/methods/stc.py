@@ -37,7 +37,7 @@ class STC(Method):
 
     summary: ClassVar[str] = "the largest entries of each tensor, as one magnitude and signs"
     paper: ClassVar[str] = "STC (Sattler et al. 2019)"
-    claims: ClassVar[str] = "Golomb bits and a sign an entry sent, 32 a tensor"
+    claims: ClassVar[str] = "Golomb bits and a sign per entry sent, 32 bits per tensor"
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class STC(Method):
             bits = sum(_positions(ranked[name].top(k), sizes[name]).bits + k for name, k in counts.items())
             return fixed + -(-bits // 8)
 
-        number = largest_that_fits(size_of, min(total, 4 * budget), budget)  # two bits an entry at least
+        number = largest_that_fits(size_of, min(total, 4 * budget), budget)  # two bits per entry at least
         return _shares(sizes, number / total), number.to_bytes(NUMBER_BYTES, "little")
 
     def _claimed(self, counts: dict[str, int], sizes: dict[str, int]) -> float:

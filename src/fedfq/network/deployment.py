@@ -47,7 +47,7 @@ class Deployment:
     home: Path
 
     def run(self, config: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run the app of this experiment; returns the lines that its server wrote, one a round."""
+        """Run the app of this experiment; returns the lines that its server wrote, one per round."""
         out, app, log = self.home / "rounds.jsonl", self.home / "app", self.home / "run.txt"
         meeting = self.home / "meeting"
         meeting.mkdir()

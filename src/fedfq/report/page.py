@@ -217,8 +217,8 @@ def charts(place: int, curves: Curves) -> str:
 
 
 def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str:
-    numbers = [f"Accuracy, last {LAST}", "final", "best", "Uplink", "Uplink a client", "Wire ratio", "Claimed ratio"]
-    numbers += [f"Uplink to {100 * target:.4g}%", f"a client to {100 * target:.4g}%"] if target is not None else []
+    numbers = [f"Accuracy, last {LAST}", "final", "best", "Uplink", "Uplink per client", "Wire ratio", "Claimed ratio"]
+    numbers += [f"Uplink to {100 * target:.4g}%", f"per client to {100 * target:.4g}%"] if target is not None else []
     numbers += ["Downlink", "Rejected", "Rounds"]
     rows = []
     for run, row in zip(runs, summary_rows(runs, target)):
@@ -244,10 +244,10 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
 MEANING = f"""<dl>
 <dt>Accuracy</dt><dd>on the test examples: the mean of the last {LAST} evaluations, the last one, the best one</dd>
 <dt>Uplink</dt><dd>the length of every payload that any client sent, refused ones included</dd>
-<dt>a client</dt><dd>the uplink over the clients of a round: one client that takes part in every round, as Table 2 of
+<dt>per client</dt><dd>the uplink over the clients of a round: one client that takes part in every round, as Table 2 of
 the paper counts</dd>
-<dt>Wire ratio</dt><dd>what the answers that the server took would be as float32 (4 bytes a parameter), over the uplink;
-a client that had nothing new to say counts as an answer, one that was refused does not</dd>
+<dt>Wire ratio</dt><dd>what the answers that the server took would be as float32 (4 bytes per parameter), over the
+uplink; a client that had nothing new to say counts as an answer, one that was refused does not</dd>
 <dt>Claimed ratio</dt><dd>the same over what the method's own paper would count</dd>
 <dt>Uplink to</dt><dd>until the first evaluation that reaches the target, if one does</dd>
 <dt>Downlink</dt><dd>the model to every client of every round, and what the method announces</dd>
@@ -309,7 +309,7 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     rows.append([TableCell("header"), *size(report.header_bytes), *[nothing] * 4])
     sums = [f"{report.bytes:,}", "100%", f"{report.bits_per_parameter:.3f}", f"{report.nonzeros:,}"]
     foot = [TableCell("all"), *map(TableCell, sums), nothing, nothing]
-    columns = [("Tensor", False), ("Bytes", True), ("Share", True), ("Bits a parameter", True), ("Non-zeros", True)]
+    columns = [("Tensor", False), ("Bytes", True), ("Share", True), ("Bits per parameter", True), ("Non-zeros", True)]
     shown = markup.table(run.label, [*columns, ("Shape", False), ("Sent as", False)], rows, foot)
     title = f"{names.full(run)}: {report.bytes:,} bytes, {report.ratio:.1f}× smaller than float32"
     return markup.folded(title, shown, unfolded)
@@ -327,7 +327,7 @@ def _seconds(runs: Sequence[RunData], names: Names) -> str:
     titles = [text(kind.removesuffix("_s").replace("_", " ")) for kind in kinds]
     columns = [("Run", False), *((title, True) for title in titles), ("all rounds", True)]
     about = markup.note("Means; train and encode are summed over a round's clients, which may run side by side.")
-    return markup.section("Seconds a round", about, markup.table("Seconds a round", columns, rows))
+    return markup.section("Seconds per round", about, markup.table("Seconds per round", columns, rows))
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class RunData:
-    """One run. `raw_bytes` is one client's update as float32: 4 bytes a parameter, whole numbers as they are."""
+    """One run. `raw_bytes` is one client's update as float32: 4 bytes per parameter, whole numbers as they are."""
 
     label: str
     path: Path
@@ -147,7 +147,7 @@ class RunData:
 
 
 def summary_rows(runs: Iterable[RunData], target: float | None = None) -> list[dict[str, Any]]:
-    """A row a run. None is what there is not: no evaluation, no upload, a target that was never reached."""
+    """One row per run. None is what there is not: no evaluation, no upload, a target that was never reached."""
     rows = []
     for run in runs:
         row = {

@@ -1,8 +1,8 @@
 """What is in the tables: methods, columns, how each column is trained in each profile, and the paper's own numbers.
 
-`paper` is the paper's setting (100 clients, 10 a round, 5 local epochs, 1000 rounds), for a machine with time.
+`paper` is the paper's setting (100 clients, 10 per round, 5 local epochs, 1000 rounds), for a machine with time.
 
-`quick` is what two cores do in a night. By hand, in order of value, at so many seconds a round:
+`quick` is what two cores do in a night. By hand, in order of value, at so many seconds per round:
 
     SimpleCNN, IID          18 methods x 100 rounds x 3.5 s   6,300 s
     LSTM                    18 methods x  80 rounds x 3.7 s   5,328 s
@@ -168,9 +168,9 @@ LSTM = _paper((47.85, 44.51, 46.29, 47.73, 48.12, 46.11, 44.90), 0.50, (53.18, 1
 
 TARGET_FRACTION = 0.9  # of FedAvg's best accuracy in the same rounds and with the same seed
 
-# One class a client: tuned once, for FedAvg with the validation seed, and the same for all methods. With ten steps a
-# round the model stayed at chance for 40 rounds at every rate from 0.005 to 0.05: clients pull it to their own class.
-# Two steps a round, and more rounds, move it: to 17.4% at 0.05 (mean of rounds 80 to 120), and 16.0% at 0.1.
+# One class per client: tuned once, for FedAvg with the validation seed, and the same for all methods. With ten steps
+# per round the model stayed at chance for 40 rounds at every rate from 0.005 to 0.05: clients pull it to their own
+# class. Two steps per round, and more rounds, move it: to 17.4% at 0.05 (mean of rounds 80 to 120), and 16.0% at 0.1.
 _ONE_CLASS: dict[str, Any] = {"split": "one-class", "local_steps": 2, "lr": 0.05, "eval_every": 10}
 
 _QUICK: dict[str, Any] = {"clients": 100, "per_round": 10, "local_steps": 10}

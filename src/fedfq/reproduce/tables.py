@@ -55,7 +55,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TablePart:
-    """A column of the paper, as a table of its own: a row a method."""
+    """A column of the paper, as a table of its own: one row per method."""
 
     column: Column
     how: tuple[str, ...]  # it was trained, where and when
@@ -131,14 +131,14 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
 
 def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
     """Uplink until the target accuracy."""
-    titles = ("rounds", "MiB a client", "MiB in all", "paper", "fewer", "wire", "claimed")
+    titles = ("rounds", "MiB per client", "MiB in all", "paper", "fewer", "wire", "claimed")
     notes = (
         "Rounds until the first evaluation that reached the target, known only to the distance of two evaluations, as "
         "is all that follows from it. MiB (2^20 bytes; the paper's MB are these) that were sent until then: of one "
-        "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients a round), "
+        "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients per round), "
         f"and of all clients. {SEVERAL}",
         f"Fewer: {FEDAVG}'s bytes over the method's. Wire and claimed: as in Table 1, over the whole run.",
-        f"{FEDFQ}: with one ratio a column, which stands there. Of the others, @N is a ratio of N, and those without "
+        f"{FEDFQ}: with one ratio per column, which stands there. Of the others, @N is a ratio of N, and those without "
         "one have their defaults: stc sends one entry in 400. None of these was tuned.",
     )
     parts = tuple(_uplinks(column, found) for column in columns)
@@ -368,12 +368,12 @@ def _how(column: Column, found: Outcomes) -> tuple[str, ...]:
     """How the column was trained; where and when."""
     config = Cell(column, FEDAVG, 0).config
     steps, kind = (config.local_steps, "step") if config.local_epochs is None else (config.local_epochs, "epoch")
-    decay = "" if config.lr_decay == 1 else f" × {config.lr_decay:g} a round"
+    decay = "" if config.lr_decay == 1 else f" × {config.lr_decay:g} per round"
     every = "" if config.eval_every == 1 else f", evaluated every {config.eval_every}"
     ran = [found[column.name, method] for method in dict.fromkeys(map(column.method, ROWS))]
     parts = [
         f"{config.task}, {config.split}",
-        f"{config.clients} clients, {config.per_round} a round",
+        f"{config.clients} clients, {config.per_round} per round",
         f"{steps} local {_plural(kind, steps)}, batches of {config.batch_size}",
         f"learning rate {config.lr:g}{decay}",
         f"{config.rounds} rounds{every}",

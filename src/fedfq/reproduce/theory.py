@@ -1,6 +1,6 @@
 """Theorem 4 and Corollary 5 on two small problems, in seconds.
 
-Theorem 4, for tau local steps a round and T = K tau steps in all. Strongly convex smooth f (Eq. 15):
+Theorem 4, for tau local steps per round and T = K tau steps in all. Strongly convex smooth f (Eq. 15):
 
     E ||theta_t - theta*||^2 <= k_0 tau^2 / T^2 + (k_1 q + c_1) tau / T
                                 + k_2 (tau - 1)^2 / T + (k_3 q + c_3) (tau - 1) / T^2

@@ -23,7 +23,7 @@ def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
 
     iid              a random permutation, cut into equal parts
     one-class        sorted by label, cut into equal parts: one class each where classes divide evenly among clients
-    shards:K         sorted by label, cut into K shards a client, K random ones for each (McMahan et al.)
+    shards:K         sorted by label, cut into K shards per client, K random ones for each (McMahan et al.)
     dirichlet:ALPHA  every class is shared out in proportions drawn from Dirichlet(ALPHA) (Hsu et al.)
     natural          the clients that the data itself knows, or some of them at random
 

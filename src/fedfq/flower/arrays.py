@@ -187,7 +187,7 @@ def difference(new: NDArray, old: NDArray) -> NDArray:
         return np.subtract(new, old, dtype=wide).astype(np.float32, copy=False)
 
 
-def moved(old: NDArray, update: NDArray) -> NDArray:
+def add_update(old: NDArray, update: NDArray) -> NDArray:
     """old + update, in the update's memory: the inverse of `difference`."""
     with np.errstate(over="ignore"):
         return (np.logical_xor if old.dtype.kind == "b" else np.add)(old, update, out=update)
@@ -219,7 +219,7 @@ class Decoded:
     def take(self, name: str) -> NDArray:
         if name not in self._updates:
             self._updates = self._decode()
-        return moved(self._base[name], self._updates.pop(name))
+        return add_update(self._base[name], self._updates.pop(name))
 
     def record(self) -> ArrayRecord:
         record = ArrayRecord()

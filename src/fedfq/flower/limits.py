@@ -41,7 +41,7 @@ def energies(array: NDArray) -> Pair:
     """The sum of squares of a tensor."""
     if array.dtype.kind == "f":
         return Pair(_energy(array), 0.0)
-    return Pair(0.0, _energy(_signed(array)) if array.dtype.kind in "iu" else 0.0)
+    return Pair(0.0, _energy(_view_signed(array)) if array.dtype.kind in "iu" else 0.0)
 
 
 def norms(found: Iterable[Pair]) -> Pair:
@@ -56,7 +56,7 @@ def scale(update: Mapping[str, NDArray], by: Pair) -> None:
         if array.dtype.kind == "f" and by.floats != 1.0:
             array *= by.floats
         elif array.dtype.kind in "iu" and by.integers != 1.0:
-            signed = _signed(array)
+            signed = _view_signed(array)
             signed[...] = np.rint(signed * by.integers)
 
 
@@ -66,7 +66,7 @@ def by_tensor(model: Mapping[str, NDArray], scales: Pair) -> dict[str, float]:
     return {name: kinds.get(array.dtype.kind, 1.0) for name, array in model.items()}
 
 
-def _signed(array: NDArray) -> NDArray:
+def _view_signed(array: NDArray) -> NDArray:
     """Updates of integers without a sign wrap round: 255 is one step down."""
     return array.view(f"i{array.dtype.itemsize}") if array.dtype.kind == "u" else array
 

@@ -146,7 +146,7 @@ class RoundLedger:
         self._reweighted: list[int] = []
         self.unsettled: set[int] = set()
 
-    def sent(self, content: RecordDict) -> None:
+    def add_upload(self, content: RecordDict) -> None:
         self._sizes.append(size(content))
 
     def accept(self, answer: ReplyContent, claimed: float) -> None:
@@ -160,7 +160,7 @@ class RoundLedger:
         if not answer.settled:
             self.unsettled.add(answer.node)
 
-    def failed(self, node: int, reason: str | None) -> None:
+    def add_failure(self, node: int, reason: str | None) -> None:
         """It says so itself, and so does the strategy's log."""
         self._failed.append((node, printable(reason or "it failed")))
 

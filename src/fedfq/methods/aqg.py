@@ -57,7 +57,7 @@ class AQG(Method):
         known = memory.get(SENT, np.zeros(h.size, np.float32))
         if known.shape != h.shape:
             raise ValueError(f"the update has {h.size} entries, its memory has shape {known.shape}")
-        motion = _announced(order.announcement) if order.announcement else 0.0
+        motion = _read_announcement(order.announcement) if order.announcement else 0.0
         change = finite(h.astype(np.float64) - known)
         scale = peak(change)
         bits = _width(h.size, float(scale), motion)
@@ -107,11 +107,11 @@ class Remembering(Server):
 
     def receive(self, client: int, payload: bytes | None, weight: float) -> None:
         if payload is not None:
-            self._known[client] = self._updated(client, payload)
+            self._known[client] = self._decode_update(client, payload)
         if client in self._known:
             self._add(self._known[client], weight)
 
-    def _updated(self, client: int, payload: bytes) -> dict[str, Array]:
+    def _decode_update(self, client: int, payload: bytes) -> dict[str, Array]:
         """The client's update, with the change that it sent: the same numbers as the client has."""
         sizes = lengths(self.like)
         flat, reader = self._changes(payload, self.like)
@@ -143,7 +143,7 @@ class Remembering(Server):
                 self._known.setdefault(int(client), {})[name] = array
 
 
-def _announced(data: bytes) -> float:
+def _read_announcement(data: bytes) -> float:
     motion = float(MOTION.unpack(data)[0]) if len(data) == MOTION.size else math.nan
     if not (math.isfinite(motion) and motion >= 0):
         raise ValueError(f"the announced motion must be a number >= 0 in {MOTION.size} bytes, got {data.hex()}")

@@ -57,7 +57,7 @@ def unite(like: Update, vectors: Mapping[str, Array], reader: Reader) -> dict[st
         if tensor.kind == QUANTIZED:
             values = vectors[spec.name]
         else:
-            values = _carried(tensor, reader)
+            values = _read_carried(tensor, reader)
         if spec.is_float and not np.isfinite(values).all():
             raise PayloadError("malformed", f"tensor {spec.name!r} has entries that are not finite")
         result[spec.name] = _cast(values, spec.dtype).reshape(spec.shape)
@@ -118,7 +118,7 @@ def correct(vectors: Mapping[str, Array], memory: State) -> dict[str, Array]:
     return result
 
 
-def _carried(tensor: Tensor, reader: Reader) -> Array:
+def _read_carried(tensor: Tensor, reader: Reader) -> Array:
     spec = tensor.spec
     if tensor.kind == KEPT:
         return reader.floats("<f2", spec.size).astype(np.float32)

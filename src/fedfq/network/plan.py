@@ -49,7 +49,7 @@ class Setting:
     encode_seconds: float = 0.0  # of a client's whole update; nothing is encoded at a ratio of 1
     decode_seconds: float = 0.0
     # Clients that look for work from time to time start at different moments, which spreads the load of a link: the
-    # longest pause before download, steps and upload. With pauses, all begin their steps together, as in `app.paced`.
+    # longest pause before download, steps and upload. With pauses, all begin their steps together (`app.keep_pace`).
     pauses: tuple[float, float, float] | None = None
 
     def __post_init__(self) -> None:

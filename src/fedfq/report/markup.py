@@ -129,5 +129,5 @@ def pairs(items: Iterable[tuple[str, Any]]) -> str:
     return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in items) + "</dl>"
 
 
-def folded(title: str, content: str, unfolded: bool = False) -> str:
+def fold(title: str, content: str, unfolded: bool = False) -> str:
     return f"<details{' open' if unfolded else ''}><summary>{title}</summary>\n{content}</details>"

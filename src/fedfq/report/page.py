@@ -64,7 +64,7 @@ def page(runs: Sequence[RunData], target: float | None = None) -> str:
         _head(groups),
         *(_section(place, curves) for place, curves in enumerate(drawn)),
         _summary(runs, names, target),
-        _rejected(runs, names),
+        _show_rejected(runs, names),
         _payloads(runs, names),
         _seconds(runs, names),
         _configuration(runs, names),
@@ -238,7 +238,7 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
         )
     columns = [("Run", False), *((name, True) for name in numbers)]
     shown = markup.table("Summary", columns, rows)
-    return markup.section("Summary", shown, markup.folded("What the columns mean", MEANING))
+    return markup.section("Summary", shown, markup.fold("What the columns mean", MEANING))
 
 
 MEANING = f"""<dl>
@@ -259,7 +259,7 @@ def _all_and_one(run: RunData, uplink: int | None) -> list[TableCell]:
     return [markup.in_bytes(uplink), markup.in_bytes(None if uplink is None else uplink / run.config.per_round)]
 
 
-def _rejected(runs: Sequence[RunData], names: Names) -> str:
+def _show_rejected(runs: Sequence[RunData], names: Names) -> str:
     rows = [
         [names.cell(run), markup.count(line.number), markup.count(one.client), TableCell(text(one.reason), long=True)]
         for run in runs
@@ -312,7 +312,7 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     columns = [("Tensor", False), ("Bytes", True), ("Share", True), ("Bits per parameter", True), ("Non-zeros", True)]
     shown = markup.table(run.label, [*columns, ("Shape", False), ("Sent as", False)], rows, foot)
     title = f"{names.full(run)}: {report.bytes:,} bytes, {report.ratio:.1f}× smaller than float32"
-    return markup.folded(title, shown, unfolded)
+    return markup.fold(title, shown, unfolded)
 
 
 def _seconds(runs: Sequence[RunData], names: Names) -> str:
@@ -340,7 +340,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def _configuration(runs: Sequence[RunData], names: Names) -> str:
     """What differs between runs in a table, the rest once."""
-    described = [_described(run) for run in runs]
+    described = [_describe(run) for run in runs]
     keys = list(dict.fromkeys(key for one in described for key in one))
     common = [key for key in keys if len({str(one.get(key)) for one in described}) == 1]
     differing = [key for key in keys if key not in common]
@@ -356,12 +356,12 @@ def _configuration(runs: Sequence[RunData], names: Names) -> str:
     shared = {key: described[0].get(key) for key in common}
     rest = markup.pairs((key, markup.NOTHING if value is None else value) for key, value in shared.items())
     title = "What all runs have in common" if len(runs) > 1 else "All of it"
-    parts.append(markup.folded(title, rest, unfolded=not differing))
-    parts.append(markup.folded("Folders", markup.pairs((run.label, run.path) for run in runs)))
+    parts.append(markup.fold(title, rest, unfolded=not differing))
+    parts.append(markup.fold("Folders", markup.pairs((run.label, run.path) for run in runs)))
     return markup.section("Configuration", *parts)
 
 
-def _described(run: RunData) -> dict[str, Any]:
+def _describe(run: RunData) -> dict[str, Any]:
     """Configuration, options of the method, versions and hardware."""
     config = asdict(run.config)
     options = {f"option {name}": value for name, value in config.pop("options").items()}

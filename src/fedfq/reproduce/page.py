@@ -41,7 +41,7 @@ def page(folder: Path, found: Outcomes) -> str:
     parts = [
         f"<h1>{heading}</h1>",
         _at_a_glance(tables[1], found),
-        markup.folded("What the columns mean", "\n".join(map(_notes, tables))),
+        markup.fold("What the columns mean", "\n".join(map(_notes, tables))),
         *sections,
         _theorem(folder / "figures" / f"{FIGURE}.svg"),
         footer(runs_in(found)),

@@ -115,7 +115,7 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
             *(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format),
             mark_from=math.inf if method == FEDAVG else least,
         )
-        difference = EMPTY if method == FEDAVG else _summary(own, above, _signed)
+        difference = EMPTY if method == FEDAVG else _summary(own, above, _format_signed)
         return [_with_the_rest(accuracy, own), difference, paper, *_ratios(own)]
 
     rows = tuple(TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_1)
@@ -345,7 +345,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _signed(points: float) -> str:
+def _format_signed(points: float) -> str:
     return f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
 
 

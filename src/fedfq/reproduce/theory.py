@@ -80,7 +80,7 @@ def falling(t: int) -> float:
     return 2.0 / (t + 8.0)
 
 
-def federated(
+def train_federated(
     gradients: Callable[[Array], Array], step_size: Callable[[int], float], tau: int, quantize: Quantizer, seed: int
 ) -> Iterator[Array]:
     """Eqs. 2 and 4, round by round: the mean of the clients' models before each of `tau` local steps.
@@ -127,4 +127,4 @@ def _rounds(
     bits: int | None,
     seed: int,
 ) -> list[Array]:
-    return list(islice(federated(gradients, step_size, tau, quantizer(bits), seed), rounds))
+    return list(islice(train_federated(gradients, step_size, tau, quantizer(bits), seed), rounds))

@@ -257,5 +257,5 @@ def test_only_some_old_folders_stay(tmp_path):
         os.utime(tmp_path / f"kernels-{age}", (1000 - age, 1000 - age))
     (tmp_path / "other").mkdir()
     cache._remove_old(tmp_path)
-    kept = {f"kernels-{age}" for age in range(cache.KEPT + 1)}
+    kept = {f"kernels-{age}" for age in range(cache.KEPT_FOLDERS + 1)}
     assert {path.name for path in tmp_path.iterdir()} == kept | {"other"}

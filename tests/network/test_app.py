@@ -8,7 +8,7 @@ from fedfq.codec.codec import Codec
 from fedfq.codec.decode import decode
 from fedfq.federation.client import state
 from fedfq.metrics import nmse
-from fedfq.network.app import SIZE, emulate_training, flat, resnet20, unflat
+from fedfq.network.app import UPDATE_SIZE, emulate_training, flat, resnet20, unflat
 from fedfq.network.measure import PARAMETERS
 
 
@@ -37,7 +37,7 @@ def test_updates_differ_by_client_and_round_and_come_again() -> None:
     assert np.array_equal(updates[1, 0], emulate_training(model, 1, 0, 5)[name] - model[name])
     assert len({update.tobytes() for update in updates.values()}) == 4
     norm = np.linalg.norm
-    assert norm(updates[1, 0]) == pytest.approx(SIZE * norm(model[name]), rel=0.2)
+    assert norm(updates[1, 0]) == pytest.approx(UPDATE_SIZE * norm(model[name]), rel=0.2)
 
     def cosine(a, b):
         return float(np.vdot(a, b) / (norm(a) * norm(b)))

@@ -18,10 +18,10 @@ import numpy as np
 
 from .arrays import NDArray
 
-MULTIPLE = 10.0
-FEWEST = 3  # numbers of which a median says what is usual
-REMEMBERED = 30  # replies of earlier rounds
-BLOCK = 1 << 16  # entries that are squared at a time, in float64
+DEFAULT_MULTIPLE = 10.0  # of the usual norm or weight
+MIN_FOR_MEDIAN = 3  # numbers of which a median says what is usual
+REMEMBERED_REPLIES = 30  # of earlier rounds
+BLOCK_ENTRIES = 1 << 16  # that are squared at a time, in float64
 
 
 class Pair(NamedTuple):
@@ -73,8 +73,8 @@ def _view_signed(array: NDArray) -> NDArray:
 
 def _energy(array: NDArray) -> float:
     flat, total = array.reshape(-1), 0.0
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float64)
+    for start in range(0, flat.size, BLOCK_ENTRIES):
+        block = flat[start : start + BLOCK_ENTRIES].astype(np.float64)
         total += float(np.dot(block, block))
     return total
 
@@ -83,13 +83,13 @@ class Usual:
     """The lower median of one number of every reply."""
 
     def __init__(self) -> None:
-        self._earlier: deque[float] = deque(maxlen=REMEMBERED)
+        self._earlier: deque[float] = deque(maxlen=REMEMBERED_REPLIES)
 
     def median(self, numbers: Sequence[float]) -> float | None:
         """That of a round's replies; with fewer than three, that of earlier ones; None where these are too few."""
-        known = numbers if len(numbers) >= FEWEST else list(self._earlier)
+        known = numbers if len(numbers) >= MIN_FOR_MEDIAN else list(self._earlier)
         self._earlier.extend(numbers)
-        return sorted(known)[(len(known) - 1) // 2] if len(known) >= FEWEST else None
+        return sorted(known)[(len(known) - 1) // 2] if len(known) >= MIN_FOR_MEDIAN else None
 
 
 class Limits:

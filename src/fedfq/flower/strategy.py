@@ -38,7 +38,7 @@ from fedfq.codec.tensors import specs
 from fedfq.federation.downlink import models_sent
 
 from .arrays import digest, pack, views
-from .limits import MULTIPLE, UNSCALED, Limits
+from .limits import DEFAULT_MULTIPLE, UNSCALED, Limits
 from .protocol import ORDER, TrainOrder, new_token
 from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read, usual_kinds
 from .round import ServerRound
@@ -82,8 +82,8 @@ class Compressed(Strategy):
         *,
         shared_basis: bool = True,
         max_norm: float | None = None,
-        norm_multiple: float | None = MULTIPLE,
-        weight_multiple: float | None = MULTIPLE,
+        norm_multiple: float | None = DEFAULT_MULTIPLE,
+        weight_multiple: float | None = DEFAULT_MULTIPLE,
     ) -> None:
         if isinstance(strategy, Compressed):
             raise ValueError("the strategy is Compressed already")

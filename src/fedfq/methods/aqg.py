@@ -35,7 +35,7 @@ from .wire import Reader, divide, finite, join, lengths, split, unite
 WIDTHS = (2, 4, 8)
 MOTION_ROUNDS = 10  # D
 MOTION_WEIGHT = 0.8 / MOTION_ROUNDS  # xi
-LONGEST_SILENCE = 100
+MAX_SILENT_ROUNDS = 100  # after which a client sends in any case
 MOTION = struct.Struct("<d")
 SENT, ROUND, ERROR = "sent", "round", "error"  # of a client's memory
 MOTION_KEY = "motion"  # of the server's; its others are client/tensor
@@ -65,7 +65,7 @@ class AQG(Method):
         sent = finite(known.astype(np.float64) + _values(codes, float(scale), bits))
         error = energy(h - sent.astype(np.float64))
         silent = order.context.number - int(memory.get(ROUND, order.context.number))
-        if memory and silent < LONGEST_SILENCE:
+        if memory and silent < MAX_SILENT_ROUNDS:
             allowed = motion + 3 * (error + float(memory[ERROR]))
             if energy(sent - known.astype(np.float64)) <= allowed:
                 return Upload(None, 0, memory)

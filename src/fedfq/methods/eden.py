@@ -48,7 +48,7 @@ from .wire import (
 
 SEED_BYTES, SCALE_BYTES = 8, 4
 MAX_BITS = 8
-LARGEST_BLOCK, SMALLEST_BLOCK = 1 << 16, 1 << 7
+LARGEST_BLOCK, SMALLEST_BLOCK = 1 << 16, 1 << 7  # entries
 SIGNS, SAMPLE = 0, 1  # random sequences
 NEWTON_STEPS = 20
 

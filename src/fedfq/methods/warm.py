@@ -7,7 +7,7 @@ import numpy as np
 from .method import Array, Method, Order, State, Update
 
 ROUNDS = 3  # in the first there is neither a memory nor a drift of the model; AQG sends from the second on what changed
-SCALE = 1e-3
+SCALE = 1e-3  # standard deviation of the entries of an update
 
 
 def warm_up(method: Method, like: Update) -> None:

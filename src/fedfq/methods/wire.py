@@ -19,7 +19,7 @@ from fedfq.codec.tensors import EXACT, KEPT, QUANTIZED, Tensor, read, specs
 
 from .method import Array, State, Update
 
-HALF_LARGEST = float(np.finfo(np.float16).max)
+FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
 class Parts(NamedTuple):
@@ -38,7 +38,7 @@ def divide(update: Update) -> Parts:
         if tensor.kind == QUANTIZED:
             vectors[tensor.spec.name] = np.ascontiguousarray(tensor.array, np.float32).reshape(-1)
         elif tensor.kind == KEPT:
-            carried.append(np.clip(tensor.array, -HALF_LARGEST, HALF_LARGEST).astype("<f2").tobytes())
+            carried.append(np.clip(tensor.array, -FLOAT16_MAX, FLOAT16_MAX).astype("<f2").tobytes())
         else:
             carried.append(_as_little(tensor.array).tobytes())
     return Parts(vectors, b"".join(carried))

@@ -42,7 +42,7 @@ POLL_S = 0.2  # how often the server asks for replies; Flower's own loop does so
 MEETING_POLL_S = 0.05
 TIMEOUT_S = 600.0  # for a round
 RANK, COMMON, OWN, NOISE = 4, 0.7, 0.6, 0.4  # of an update: ranks, and shares of its norm
-SIZE = 0.01  # an update's norm over the model's
+UPDATE_SIZE = 0.01  # an update's norm over the model's
 
 
 # The model
@@ -88,11 +88,11 @@ def emulate_training(theta: Mapping[str, NDArray], round_: int, client: int, ste
         if old.ndim == 0:  # steps so far; FedAvg makes a float of it
             new[name] = np.asarray(old + steps, old.dtype)
         elif old.ndim == 1:
-            new[name] = (old + SIZE * _unit(own, old.shape)).astype(np.float32)
+            new[name] = (old + UPDATE_SIZE * _unit(own, old.shape)).astype(np.float32)
         else:
             rows = (old.shape[0], old.size // old.shape[0])
             update = COMMON * _low_rank(common, rows) + OWN * _low_rank(own, rows) + NOISE * _unit(own, rows)
-            new[name] = (old + SIZE * float(np.linalg.norm(old)) * update.reshape(old.shape)).astype(np.float32)
+            new[name] = (old + UPDATE_SIZE * float(np.linalg.norm(old)) * update.reshape(old.shape)).astype(np.float32)
     return new
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedfq.flower.processes import (
     CONNECTION,
-    PATIENCE,
+    START_TIMEOUT_S,
     end,
     environment,
     running,
@@ -109,7 +109,7 @@ def _client_environment(network: Network, home: Path, number: int) -> dict[str, 
 
 
 def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{log.stem} did not start:\n{tail(log)}")

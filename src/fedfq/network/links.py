@@ -27,7 +27,7 @@ from fedfq.signals import ending_by_signal, undisturbed
 TOOLS = {"ip": "iproute2", "tc": "iproute2"}  # and the package that brings them
 SERVER_ADDRESS = "10.0.0.1"
 MOST_CLIENTS = 200  # of one /24
-BURST = 16_000  # bytes that may leave at once; ten packets, so that a short transfer is not faster than the link
+BURST_BYTES = 16_000  # that may leave at once; ten packets, so that a short transfer is not faster than the link
 QUEUE_MS = 200  # what may wait in front of the link, as in a usual router
 INTERFACE = "eth0"  # in the namespaces of the server and the clients
 
@@ -143,7 +143,7 @@ def _plug_in(net: Network, namespace: str, port: str, address: str, offload: boo
 
 
 def _shape(namespace: str, interface: str, mbps: float) -> None:
-    rate = f"rate {int(mbps * 1e6)}bit burst {BURST} latency {QUEUE_MS}ms"
+    rate = f"rate {int(mbps * 1e6)}bit burst {BURST_BYTES} latency {QUEUE_MS}ms"
     _run("tc", "-n", namespace, *f"qdisc add dev {interface} root tbf {rate}".split())
 
 

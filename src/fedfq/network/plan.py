@@ -28,8 +28,8 @@ HEADERS = 1514 / 1448  # of Ethernet, IP and TCP: what a full packet takes over 
 ACKNOWLEDGEMENT = 66 / (2 * 1514)  # bytes that go the other way meanwhile for every byte: a small packet for two full
 RATIOS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 ROUNDED = 1 + 1e-9  # a line that is as fast as its share may seem faster by a rounding error, and would not rest
-NEAR = 0.05  # a round that takes so much longer than the best is as good
-TRIAL_PARAMETERS = 1_000_000
+NEAR_FASTEST = 0.05  # share of its seconds: a round that takes so much longer than the best is as good
+TRIAL_PARAMETERS = 1_000_000  # of the update that is timed
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def plan(setting: Setting, ratios: Sequence[float] = RATIOS) -> Plan:
     if not rounds:
         raise ValueError("no ratio to choose from")
     fastest = min(rounds, key=lambda each: each.seconds)
-    recommended = next(each for each in rounds if each.seconds <= (1 + NEAR) * fastest.seconds)
+    recommended = next(each for each in rounds if each.seconds <= (1 + NEAR_FASTEST) * fastest.seconds)
     return Plan(rounds, fastest, recommended)
 
 

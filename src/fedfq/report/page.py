@@ -23,7 +23,7 @@ import fedfq
 from fedfq.files import write_bytes
 from fedfq.report import markup
 from fedfq.report.markup import TableCell, text
-from fedfq.report.runs import LAST, RunData, read_runs, settings, summary_rows
+from fedfq.report.runs import LAST_EVALUATIONS, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
 MOST_REJECTED = 200  # rows shown
@@ -217,7 +217,9 @@ def charts(place: int, curves: Curves) -> str:
 
 
 def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str:
-    numbers = [f"Accuracy, last {LAST}", "final", "best", "Uplink", "Uplink per client", "Wire ratio", "Claimed ratio"]
+    accuracies = (f"accuracy_last_{LAST_EVALUATIONS}", "accuracy", "best_accuracy")
+    numbers = [f"Accuracy, last {LAST_EVALUATIONS}", "final", "best"]
+    numbers += ["Uplink", "Uplink per client", "Wire ratio", "Claimed ratio"]
     numbers += [f"Uplink to {100 * target:.4g}%", f"per client to {100 * target:.4g}%"] if target is not None else []
     numbers += ["Downlink", "Rejected", "Rounds"]
     rows = []
@@ -226,7 +228,7 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
         rows.append(
             [
                 names.cell(run),
-                *(markup.percent(row[key]) for key in (f"accuracy_last_{LAST}", "accuracy", "best_accuracy")),
+                *(markup.percent(row[key]) for key in accuracies),
                 *_all_and_one(run, row["uplink_bytes"]),
                 markup.times(row["wire_ratio"]),
                 markup.times(row["claimed_ratio"]),
@@ -242,7 +244,8 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
 
 
 MEANING = f"""<dl>
-<dt>Accuracy</dt><dd>on the test examples: the mean of the last {LAST} evaluations, the last one, the best one</dd>
+<dt>Accuracy</dt><dd>on the test examples: the mean of the last {LAST_EVALUATIONS} evaluations, the last one, the best
+one</dd>
 <dt>Uplink</dt><dd>the length of every payload that any client sent, refused ones included</dd>
 <dt>per client</dt><dd>the uplink over the clients of a round: one client that takes part in every round, as Table 2 of
 the paper counts</dd>

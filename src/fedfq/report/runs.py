@@ -21,7 +21,7 @@ from fedfq.codec.tensors import specs
 from fedfq.federation.config import Config, from_json
 from fedfq.files import read_tensors
 
-LAST = 5  # evaluations whose mean is shown: one alone depends on chance
+LAST_EVALUATIONS = 5  # whose mean is shown: one alone depends on chance
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class RunData:
     @property
     def last_accuracy(self) -> float | None:
         """The mean of the last evaluations."""
-        last = [point.accuracy for point in self.points[-LAST:]]
+        last = [point.accuracy for point in self.points[-LAST_EVALUATIONS:]]
         return math.fsum(last) / len(last) if last else None
 
     @property
@@ -154,7 +154,7 @@ def summary_rows(runs: Iterable[RunData], target: float | None = None) -> list[d
             "run": run.label,
             "rounds": len(run.rounds),
             "accuracy": run.final_accuracy,
-            f"accuracy_last_{LAST}": run.last_accuracy,
+            f"accuracy_last_{LAST_EVALUATIONS}": run.last_accuracy,
             "best_accuracy": run.best_accuracy,
             "uplink_bytes": run.uplink_bytes,
             "wire_ratio": run.wire_ratio,

@@ -44,7 +44,7 @@ TABLES = {"table1": TABLE_1, "table2": TABLE_2}
 ROWS = tuple(dict.fromkeys(TABLE_1 + TABLE_2))
 
 # Where a row costs too much time for all of them.
-SHORT = (FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq@128", "fedfq@512", "fedfq@1024", FEDFQ)
+SHORT_ROWS = (FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq@128", "fedfq@512", "fedfq@1024", FEDFQ)
 
 
 @dataclass(frozen=True)
@@ -196,12 +196,12 @@ QUICK = (
         chosen=f"confirmed by validation runs with seed {VALIDATION_SEED}, which came after it",
         rows=TABLE_2,
     ),
-    Column("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, "fedfq@1024", rows=SHORT, **VGG11_IID),
+    Column("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, "fedfq@1024", rows=SHORT_ROWS, **VGG11_IID),
     Column(
         *("vgg11-one-class", "VGG11, one class"),
         _QUICK_VGG | _ONE_CLASS | {"rounds": 100},
         "fedfq@1024",
-        rows=SHORT,
+        rows=SHORT_ROWS,
         **VGG11_ONE_CLASS,
     ),
 )

@@ -17,7 +17,7 @@ from fedfq.reproduce.results import Outcomes, outcomes, profile_of
 from fedfq.reproduce.tables import Table, TableRow, table_1, table_2
 from fedfq.reproduce.theory import FIGURE
 
-LONG = 30  # characters: a reason is given room to wrap
+LONG_TEXT_CHARACTERS = 30  # a text beyond it, such as a reason, is given room to wrap
 
 
 def read(folder: Path) -> Outcomes:
@@ -115,7 +115,10 @@ def _table(
     cells = [
         [
             first(row.method),
-            *(markup.TableCell(text(entry.text), entry.number, long=len(entry.text) > LONG) for entry in row.entries),
+            *(
+                markup.TableCell(text(entry.text), entry.number, long=len(entry.text) > LONG_TEXT_CHARACTERS)
+                for entry in row.entries
+            ),
         ]
         for row in rows
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfq.report import markup
-from fedfq.report.runs import LAST, Point, RunData
+from fedfq.report.runs import LAST_EVALUATIONS, Point, RunData
 from fedfq.reproduce.cells import (
     FEDAVG,
     FEDFQ,
@@ -86,7 +86,7 @@ def table_1(columns: Sequence[Column], found: Outcomes) -> Table:
     """Accuracy, and the compression it was reached with."""
     titles = ("accuracy %", "Δ", "paper", "wire", "claimed")
     notes = (
-        f"Accuracy: % of the test examples, the mean of the last {LAST} evaluations. {SEVERAL}",
+        f"Accuracy: % of the test examples, the mean of the last {LAST_EVALUATIONS} evaluations. {SEVERAL}",
         f"{LOSSLESS}: lossless, which is to say not below the least of {FEDAVG}'s seeds in the same column.",
         f"Δ: points above {FEDAVG} with the same seed, that is the same initial model, clients and batches.",
         "Wire: float32 bytes over the bytes that were sent. Claimed: over what the method's own paper counts.",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 FORMS = ["iid", "one-class", "shards:K", "dirichlet:ALPHA", "natural"]
-LIMIT = 1_000_000  # far beyond it, what numpy draws from a Dirichlet distribution is no longer one
+MAX_SPLIT_PARAMETER = 1_000_000  # far beyond it, what numpy draws from a Dirichlet distribution is no longer one
 
 
 def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
@@ -63,9 +63,11 @@ def parse(spec: str) -> tuple[str, float]:
         value = float(int(parameter)) if name == "shards" else float(parameter)
     except (ValueError, OverflowError):
         value = math.nan
-    if not (0 < value <= LIMIT):
+    if not (0 < value <= MAX_SPLIT_PARAMETER):
         kind = "a whole number" if name == "shards" else "a number"
-        raise ValueError(f"split {spec!r}: what follows the colon must be {kind} above 0 and up to {LIMIT:,}")
+        raise ValueError(
+            f"split {spec!r}: what follows the colon must be {kind} above 0 and up to {MAX_SPLIT_PARAMETER:,}"
+        )
     return name, value
 
 

@@ -27,7 +27,7 @@ from .quantize import LAMBDA, Sparse, deadzone
 PREFIXES = (16, 32, 64)  # numbers of known directions that are tried, beside none and all
 OVERSAMPLING = 16
 PROBE_RANK = 8  # a matrix is looked at with so many columns first
-FINEST = 1e-5  # of the energy: an error below this is not seen from products in float32, nor are factors worth it
+FINEST_ERROR = 1e-5  # of the energy: an error below this is not seen from products in float32, nor are factors worth it
 RIDGE = 1e-3  # keeps A small where quantised columns of V are nearly parallel
 
 
@@ -172,7 +172,7 @@ class LowRank:
         left_columns, levels = Columns.quantize(solved, step, _take_first(known_left, left_directions))
         left = levels * np.float32(step)
         error = self.energy - 2 * np.vdot(left, projected) + np.vdot(left.astype(np.float64) @ gram, left)
-        return Factors(right_columns, left_columns, right, left, max(float(error), FINEST * self.energy))
+        return Factors(right_columns, left_columns, right, left, max(float(error), FINEST_ERROR * self.energy))
 
 
 def _rate(scale: Array) -> Array:

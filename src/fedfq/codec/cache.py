@@ -235,7 +235,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Others may read what appears, whole or not at all."""
+    """Write a file that others may read, and that appears whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with open(handle, "wb") as file:

@@ -106,7 +106,7 @@ def _train(config: Config, folder: Folder, federation: Federation, watch: Watch)
 
 
 class Federation:
-    """The server: the global model, and whose turn it is."""
+    """The server: the global model, and which clients train in a round."""
 
     def __init__(self, config: Config, clients: Clients) -> None:
         self.config = config

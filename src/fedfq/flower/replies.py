@@ -161,7 +161,7 @@ class RoundLedger:
             self.unsettled.add(answer.node)
 
     def add_failure(self, node: int, reason: str | None) -> None:
-        """It says so itself, and so does the strategy's log."""
+        """Note a reply that is an error; nothing is logged, as the strategy does so."""
         self._failed.append((node, printable(reason or "it failed")))
 
     def drop(self, node: int, reason: str, message: str) -> None:

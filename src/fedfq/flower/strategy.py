@@ -216,7 +216,7 @@ class Compressed(Strategy):
         return found
 
     def _select_alike(self, answers: list[Answered], ledger: RoundLedger) -> list[Answered]:
-        """Those with the metrics that most have."""
+        """The answers with the metrics that most have."""
         usual = usual_kinds([answer for _, answer in answers], self._kinds)
         found = []
         for reply, answer in answers:

@@ -164,7 +164,7 @@ def keep_pace(message: Message, context: Context, call_next: ClientAppCallable) 
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """One client at a time: with others on the same cores, encoding would take it more of a core."""
+    """Let one client at a time work: with others on the same cores, its encoding would take more seconds of a core."""
     with open(folder / "turn", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -65,7 +65,7 @@ class Deployment:
 
 @contextmanager
 def deployed(network: Network) -> Iterator[Deployment]:
-    """Start everything, and end it."""
+    """Start the SuperLink and its SuperNodes, and end them on leaving."""
     if port_in_use(network.server, PORT):
         raise ValueError(f"port {PORT} is in use in the network namespace {network.server}")
     processes: list[subprocess.Popen[bytes]] = []
@@ -117,6 +117,6 @@ def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Those that are complete."""
+    """The lines of a file that are complete."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

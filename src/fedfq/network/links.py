@@ -132,7 +132,10 @@ def _build(net: Network, uplink_mbps: float, downlink_mbps: float, offload: bool
 
 
 def _plug_in(net: Network, namespace: str, port: str, address: str, offload: bool) -> None:
-    """A cable from a machine to the switch, made inside the switch so that it never is in the host's namespace."""
+    """Connect a machine to the switch by a veth pair.
+
+    It is made inside the switch, so that it never is in the host's namespace.
+    """
     _in(net.switch, f"link add {port} type veth peer name {INTERFACE} netns {namespace}")
     for where, end in ((net.switch, port), (namespace, INTERFACE)):
         if not offload:
@@ -148,7 +151,7 @@ def _shape(namespace: str, interface: str, mbps: float) -> None:
 
 
 def _tear_down(net: Network) -> None:
-    """Whatever runs in our namespaces was started there by us."""
+    """End all processes in our namespaces, which we started there, and delete the namespaces."""
     there = [name for name in net.namespaces if name in _namespaces()]
     for name in there:
         for pid in _run("ip", "netns", "pids", name, check=False).split():

@@ -152,7 +152,7 @@ class Link:
         self._plan = 0  # number of the latest alarm; older ones are void
 
     def transfer(self, size: float, line_mbps: float = math.inf) -> simpy.Event:
-        """An event that happens when `size` bytes are through."""
+        """Start a transfer; returns an event that happens when `size` bytes have passed the link."""
         done = self._world.event()
         line = line_mbps * 1e6
         if math.isinf(self._bandwidth) and math.isinf(line):
@@ -165,7 +165,7 @@ class Link:
         return done
 
     def _advance(self) -> None:
-        """To the present."""
+        """Count what was transferred until now."""
         now = self._world.now
         if self._free:
             self._served += self._share * (now - self._then)

@@ -200,7 +200,10 @@ def holds_run(path: Path) -> bool:
 
 
 def _natural(path: Path) -> list[str | int]:
-    """32 comes before 128. Text and numbers take turns in the key, so they are never compared with each other."""
+    """A key to sort names by the numbers in them: 32 comes before 128.
+
+    Text and numbers take turns in the key, so they are never compared with each other.
+    """
     parts = re.split(r"(\d+)", path.name)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 

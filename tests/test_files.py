@@ -377,7 +377,7 @@ def test_a_symbolic_link_stays_one(tmp_path):
 
 
 def test_a_checksum_is_that_of_all_bytes_or_of_the_first_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "CHUNK", 7)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 7)
     data = bytes(range(100))
     (tmp_path / "data").write_bytes(data)
     assert files.checksum(tmp_path / "data") == zlib.crc32(data)

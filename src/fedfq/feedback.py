@@ -15,7 +15,7 @@ from fedfq.types import Array
 RESIDUAL, PREVIOUS = "residual/", "previous/"
 
 
-def _less(array: Array, sent: Array) -> Array:
+def _subtract(array: Array, sent: Array) -> Array:
     """array - sent, in the memory of the latter."""
     return np.subtract(array, sent, out=sent)
 
@@ -43,14 +43,14 @@ class ErrorFeedback:
 
     def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
         """The payload of update + memory. If it fails, the memory is as before."""
-        tensors = [self._corrected(tensor) for tensor in read(update, self.codec.keep)]
+        tensors = [self._add_memory(tensor) for tensor in read(update, self.codec.keep)]
         # Decoded without the gain: the residual of a scaled update would no longer contract.
         payload, sent = self.codec.encode_and_decode(tensors, seed, shared_basis)
-        left_out = {t.spec.name: _less(t.array, sent[t.spec.name]) for t in tensors if t.kind != EXACT}
+        left_out = {t.spec.name: _subtract(t.array, sent[t.spec.name]) for t in tensors if t.kind != EXACT}
         self._previous, self.residual = self.residual, self.residual | left_out
         return payload
 
-    def _corrected(self, tensor: Tensor) -> Tensor:
+    def _add_memory(self, tensor: Tensor) -> Tensor:
         """The tensor plus its memory, in float32; tensors that are carried exactly have none."""
         if tensor.kind == EXACT:
             return tensor

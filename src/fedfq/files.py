@@ -24,10 +24,10 @@ from numpy.lib import format as npy
 from fedfq.types import Array
 
 SUFFIXES = (".safetensors", ".npz")
-CHUNK = 1 << 20  # bytes of a file that are read at a time
+CHUNK_BYTES = 1 << 20  # of a file that are read at a time
 
 LONGEST_REASON = 300  # characters
-LONGEST_MEMBER = (1 << 16) - 1  # bytes of a name in a zip archive
+MAX_MEMBER_NAME_BYTES = (1 << 16) - 1  # in a zip archive
 
 
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, Array]:
@@ -84,7 +84,7 @@ def checksum(path: str | os.PathLike[str], size: int | None = None) -> int:
     """CRC-32 of a file, or of its first `size` bytes: it shows damage, but not who did it."""
     result, left = 0, math.inf if size is None else size
     with open(path, "rb") as file:
-        while part := file.read(int(min(CHUNK, left))):
+        while part := file.read(int(min(CHUNK_BYTES, left))):
             result = zlib.crc32(part, result)
             left -= len(part)
     return result
@@ -118,7 +118,7 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], Any], durable: bool = T
             temporary.unlink()
 
 
-# .npz: a zip archive with one .npy file a tensor
+# .npz: a zip archive with one .npy file per tensor
 
 
 def _read_npz(file: BinaryIO, path: Path) -> dict[str, Array]:
@@ -158,7 +158,7 @@ def _member(name: str, path: Path) -> str:
     member = f"{name}.npy"
     folders = member.split("/")[:-1]
     outside = re.match("[A-Za-z]:", member) or any(not folder.strip(". ") for folder in folders)
-    if outside or re.search(r"[\\\x00-\x1f\x7f]", member) or len(member.encode()) > LONGEST_MEMBER:
+    if outside or re.search(r"[\\\x00-\x1f\x7f]", member) or len(member.encode()) > MAX_MEMBER_NAME_BYTES:
         raise ValueError(f"{path}: tensor {name[:80]!r} has a name that no file may have: write .safetensors instead")
     return member
 

@@ -1,4 +1,4 @@
-"""What may end a program from outside, Ctrl-C, SIGTERM and SIGHUP: heeded, postponed or left unheard."""
+"""Signals that end a program, Ctrl-C, SIGTERM and SIGHUP: how they are turned into errors, postponed or ignored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def postponed() -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Impatience during the clean-up does not stop it."""
+    """Ignore signals while a clean-up runs, so that it is finished."""
     with _handling(signal.SIG_IGN):
         yield
 

@@ -38,8 +38,8 @@ SMALL_LIMIT = 1 << 10
 HANG_SECONDS = 120
 
 # What a call may take. A payload is copied and listed as sections; a layout inflates to 2^24 bytes (times two while
-# zlib enlarges its buffer) and to an object a tensor. Decoded entries take 16 bytes (index, value, and the result), 28
-# with 16-byte dtypes, and temporary arrays of one tile; factors of a small matrix are up to twice its size.
+# zlib enlarges its buffer) and to an object per tensor. Decoded entries take 16 bytes (index, value, and the result),
+# 28 with 16-byte dtypes, and temporary arrays of one tile; factors of a small matrix are up to twice its size.
 BYTES_PER_ENTRY = 120
 BYTES_PER_PAYLOAD_BYTE = 1200
 BASE_BYTES = 1 << 19

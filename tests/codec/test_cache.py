@@ -161,12 +161,12 @@ def test_a_folder_that_vanishes_costs_nothing_but_time(tmp_path):
 
 def test_a_kernel_is_compiled_again_when_one_that_it_calls_changes(package):
     code = (
-        "import numpy as np\nfrom fedfq.codec import shared\n"
-        "found = np.zeros((1, 2)); shared._random(np.uint64(1), found); print(*found[0])"
+        "import numpy as np\nfrom fedfq.codec.format.directions import _fill_with_random_numbers\n"
+        "found = np.zeros((1, 2)); _fill_with_random_numbers(np.uint64(1), found); print(*found[0])"
     )
     first = run(code, package)[0]
     assert run(code, package) == (first, "")
-    path = package / "codec" / "quantize.py"
+    path = package / "codec" / "format" / "random_numbers.py"
     before, status = path.read_text(), path.stat()
     returned = before[before.index("def uniform(") :].split("return ", 1)[1].split("\n", 1)[0]
     path.write_text(before.replace(f"return {returned}", "return 0.75".ljust(len(returned) + 7)))
@@ -257,5 +257,5 @@ def test_only_some_old_folders_stay(tmp_path):
         os.utime(tmp_path / f"kernels-{age}", (1000 - age, 1000 - age))
     (tmp_path / "other").mkdir()
     cache._remove_old(tmp_path)
-    kept = {f"kernels-{age}" for age in range(cache.KEPT + 1)}
+    kept = {f"kernels-{age}" for age in range(cache.KEPT_FOLDERS + 1)}
     assert {path.name for path in tmp_path.iterdir()} == kept | {"other"}

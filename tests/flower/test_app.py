@@ -56,7 +56,7 @@ def test_every_client_is_found_by_its_partition() -> None:
 
 
 def test_a_client_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "WAIT", 0.0)
+    monkeypatch.setattr(app, "CLIENTS_TIMEOUT_S", 0.0)
     with pytest.raises(TimeoutError, match="no node plays client 4"):
         app.find_clients(make_grid(Config.make(**SETTINGS)), 5)
 
@@ -76,7 +76,7 @@ def test_nodes_that_answer_nonsense_are_not_clients(monkeypatch: pytest.MonkeyPa
 
     grid = make_grid(Config.make(**SETTINGS), 9)
     grid.tamper = tamper
-    monkeypatch.setattr(app, "WAIT", 0.0)
+    monkeypatch.setattr(app, "CLIENTS_TIMEOUT_S", 0.0)
     with pytest.raises(TimeoutError, match="no node plays client 1"):
         app.find_clients(grid, 4)  # nodes 9 and 7 play 0 and 3
     grid.tamper = lambda node, reply: tamper(node, reply) if node == 7 else reply
@@ -105,7 +105,7 @@ def test_a_client_that_came_back_under_another_number_is_found(monkeypatch: pyte
     """Node 4 answers, goes, and returns as node 9, while the server still waits for another client."""
     grid = make_grid(Config.make(**SETTINGS))
     late, gone = grid.contexts.pop(1), []
-    monkeypatch.setattr(app, "PAUSE", 0.0)
+    monkeypatch.setattr(app, "RETRY_PAUSE_S", 0.0)
 
     def node_ids() -> list[int]:
         if grid.replies and not gone:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.lib import format as npy
 
-from fedfq.flower.arrays import Decoded, as_dtype, difference, digest, moved, pack, unpack, views
+from fedfq.flower.arrays import Decoded, add_update, as_dtype, difference, digest, pack, unpack, views
 from fedfq.flower.protocol import MODEL
 from tests.flower.local import arrays, record
 from tests.updates import assert_identical, network
@@ -69,7 +69,7 @@ def test_moved_undoes_difference(dtype, seed):
     old, new = ((8 * rng.normal(size=(2, 5))).astype(np.int64).astype(dtype) for _ in range(2))
     update = difference(new, old)
     assert update.dtype == (np.float32 if old.dtype.kind == "f" else old.dtype)
-    np.testing.assert_array_equal(moved(old, update.astype(old.dtype)), new)  # small whole numbers, so exactly
+    np.testing.assert_array_equal(add_update(old, update.astype(old.dtype)), new)  # small whole numbers, so exactly
 
 
 def test_aggregates_return_to_their_dtype():

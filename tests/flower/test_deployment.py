@@ -149,7 +149,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shell, lis
     folder = tmp_path_factory.mktemp("deployment")
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shell, commands = Shell(folder), blocks()
-    shell.exports.append("export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05")  # saves seconds a round
+    shell.exports.append("export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=0.05")  # saves seconds per round
     nodes = 0
     try:
         for block in commands:

@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower import memory as client_memory
-from fedfq.flower.arrays import ALIGNED, LONGEST_TABLE, blob, digest, pack
+from fedfq.flower.arrays import ALIGNMENT_BYTES, MAX_TABLE_BYTES, blob, digest, pack
 from fedfq.flower.protocol import MODEL, ORDER
 from tests.flower.local import LocalGrid, app, record
 from tests.updates import network
@@ -60,7 +60,7 @@ def refusal(grid: LocalGrid, message: Message, folder: Path) -> str:
 @pytest.fixture(params=["in memory", "on disk"])
 def kept(request, monkeypatch):
     if request.param == "on disk":
-        monkeypatch.setattr(client_memory, "LARGEST_STATE", 0)
+        monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", 0)
 
 
 # Orders
@@ -68,7 +68,7 @@ def kept(request, monkeypatch):
 
 def test_no_file_is_overwritten(tmp_path, monkeypatch, flower_home):
     """The attack as it was found: a folder's name in the digest, and bytes of the server's choice."""
-    monkeypatch.setattr(client_memory, "LARGEST_STATE", 0)
+    monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", 0)
     victim = tmp_path / "victim" / "authorized_keys"
     victim.parent.mkdir()
     victim.write_bytes(b"mine")
@@ -153,8 +153,8 @@ def packed(table: Any, *parts: bytes, length: int | None = None) -> Array:
     header = table if isinstance(table, bytes) else json.dumps(table).encode()
     data = (len(header) if length is None else length).to_bytes(8, "little") + header
     for part in parts:
-        data += bytes(-len(data) % ALIGNED) + part
-    return blob(data + bytes(-len(data) % ALIGNED), MODEL)
+        data += bytes(-len(data) % ALIGNMENT_BYTES) + part
+    return blob(data + bytes(-len(data) % ALIGNMENT_BYTES), MODEL)
 
 
 def npy_file(header: bytes, values: bytes = b"") -> bytes:
@@ -183,8 +183,8 @@ PACKED = {
     "nothing": blob(b"", MODEL),
     "less than a length": blob(b"1234", MODEL),
     "an absurd length of the table": packed([ROW], W, length=2**63),
-    "a length one beyond the end": packed([], length=ALIGNED - 8 + 1),
-    "a table beyond the limit": packed(b" " * (LONGEST_TABLE + 1)),
+    "a length one beyond the end": packed([], length=ALIGNMENT_BYTES - 8 + 1),
+    "a table beyond the limit": packed(b" " * (MAX_TABLE_BYTES + 1)),
     "a table that is no JSON": packed(b"[[", W),
     "a table that is no text": packed(b"\xff\xfe\xfd", W),
     "a table of nested lists": packed(b"[" * 200_000 + b"]" * 200_000),
@@ -285,7 +285,7 @@ def test_a_server_that_renames_the_tensors_does_not_fill_the_memory(kept, flower
 
 @pytest.mark.parametrize("field", ["run_id", "node_id"])
 def test_a_run_or_node_that_is_no_number_has_no_memory(field, monkeypatch, tmp_path):
-    monkeypatch.setattr(client_memory, "LARGEST_STATE", 0)
+    monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", 0)
     grid, message = sent()
     setattr(grid.contexts[1], field, "../../x")
     before = files(tmp_path)

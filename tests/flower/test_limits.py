@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedfq.flower.limits import FEWEST, Limits, Pair, Usual, by_tensor, energies, norms, scale
+from fedfq.flower.limits import MIN_FOR_MEDIAN, Limits, Pair, Usual, by_tensor, energies, norms, scale
 
 
 def update():
@@ -86,6 +86,6 @@ def test_without_multiples_nothing_is_limited():
 def test_tenfold_norms_of_honest_clients_are_left_alone():
     rng = np.random.default_rng(0)
     for _ in range(200):
-        count = int(rng.integers(FEWEST, 20))
+        count = int(rng.integers(MIN_FOR_MEDIAN, 20))
         honest = [Pair(float(norm), 0.0) for norm in 10 ** rng.uniform(0, 1, count)]
         assert Limits(10.0, 10.0).scales(honest) == count * [(1, 1)]

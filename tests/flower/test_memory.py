@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedfq.flower.arrays import digest, pack
-from fedfq.flower.memory import COPIES, LARGEST_STATE, InState, OnDisk, memory_of
+from fedfq.flower.memory import MAX_STATE_BYTES, MODELS_KEPT, InState, OnDisk, memory_of
 from tests.flower.local import RUN, context, record
 from tests.updates import assert_identical
 
@@ -18,7 +18,7 @@ INITIAL = pack(record(RESIDUAL))
 
 def test_large_models_are_remembered_on_disk():
     """Where they are float16, too: what a client remembers of them is float32."""
-    most = LARGEST_STATE // COPIES // 4  # numbers of four bytes
+    most = MAX_STATE_BYTES // MODELS_KEPT // 4  # numbers of four bytes
     cases = [
         *((most - 1000, np.float32, InState), (most + 1000, np.float32, OnDisk)),
         *((most // 2 + 1000, np.float16, InState), (most + 1000, np.float16, OnDisk)),

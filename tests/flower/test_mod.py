@@ -351,15 +351,15 @@ def test_a_restarted_node_goes_on_with_what_is_on_its_disk(monkeypatch, flower_h
     in_memory = run(restart=False)
     assert run(restart=True)[1:] != in_memory[1:]
     assert not (flower_home / "fedfq").exists()
-    monkeypatch.setattr(client_memory, "LARGEST_STATE", 0)
+    monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", 0)
     assert run(restart=True) == in_memory
 
 
 def test_models_of_any_size_learn_the_same(monkeypatch):
     """Where the memory is, in the context or on disk, changes no byte."""
     runs = []
-    for largest in (client_memory.LARGEST_STATE, 0):
-        monkeypatch.setattr(client_memory, "LARGEST_STATE", largest)
+    for largest in (client_memory.MAX_STATE_BYTES, 0):
+        monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", largest)
         server = Server(LocalGrid(app([fedfq_mod(64)]), 2))
         runs.append([payload_of(reply) for _ in range(3) for reply in server.round().values()])
     assert runs[0] == runs[1]

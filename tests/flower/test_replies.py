@@ -62,7 +62,7 @@ def test_metrics_say_who_counted_for_less():
 def test_a_client_cannot_write_lines_of_the_log():
     ledger = RoundLedger(1000)
     ledger.drop(1, "metrics", "it has a\n2026-01-01 all is well\x1b[2J")
-    ledger.failed(2, "oops\nfake")
+    ledger.add_failure(2, "oops\nfake")
     assert [reason for _, reason in ledger.arrivals(1).dropped] == [
         "metrics: it has a?2026-01-01 all is well?[2J",
         "oops?fake",

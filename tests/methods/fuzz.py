@@ -27,10 +27,10 @@ from fedfq.methods import Method, Server, State
 from tests.methods.cases import CASES, encode, fitting, mixed, payload_of
 from tests.updates import Array
 
-COUNT = 2000  # mutants a method in the normal tests, of which
+COUNT = 2000  # mutants per method in the normal tests, of which
 TRACED = 100  # with their memory, which takes most of the time
 SLOWEST_SECONDS = 1.0
-MOST_BYTES = 1 << 20  # the model has 3,432 bytes, a plan of 16 bits an entry and a few tables more
+MOST_BYTES = 1 << 20  # the model has 3,432 bytes, a plan of 16 bits per entry and a few tables more
 
 EXTREMES = (
     *(bytes(n) for n in (1, 2, 4, 8)),

@@ -192,7 +192,7 @@ def test_a_ratio_is_kept_to_the_byte(case: str, ratio: float):
     update = plain() | {"steps": np.array(3, np.int64), "n.running_var": np.ones(10, np.float32)}
     payload = payload_of(encode(method(case, ratio=ratio), update))
     assert len(payload) <= raw_size(update) / ratio
-    if ratio > 16:  # EDEN and STC never need more than 8 and 2 bits an entry
+    if ratio > 16:  # EDEN and STC never need more than 8 and 2 bits per entry
         assert len(payload) > 0.8 * raw_size(update) / ratio
     decoded = method(case, ratio=ratio).decode(payload, update)
     assert_like(decoded, update)

@@ -16,7 +16,7 @@ OVERHEAD = 12  # seed and one scale
 
 
 def sent(h, bits: float, seed: int = 0):
-    """One block, and a ratio that leaves so many bits an entry."""
+    """One block, and a ratio that leaves so many bits per entry."""
     made = make("eden", ratio=4 * h.size / (OVERHEAD + bits * h.size / 8 + 0.5))
     return made.decode(payload_of(encode(made, {"h": h}, seed)), {"h": h})["h"]
 

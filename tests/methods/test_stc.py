@@ -22,7 +22,7 @@ def test_a_payload_by_hand():
 
 
 def test_what_was_left_out_is_sent_later():
-    """e makes the third entry, 0.2 a round, the largest of all in the end."""
+    """e makes the third entry, 0.2 per round, the largest of all in the end."""
     made, memory, seen = make("stc", sparsity=1 / 8), {}, set()
     h = np.array([0, 1, 0.2, 0, 0, 0, 0, 0], np.float32)
     for number in range(8):

@@ -43,7 +43,7 @@ def test_the_claim_is_the_papers():
 
 
 def test_with_memory_all_is_sent_in_the_end():
-    """The sum of what is sent follows the sum of updates: the rest stays bounded, as k entries a round catch up."""
+    """The sum of what is sent follows the sum of updates: the rest stays bounded, as k entries per round catch up."""
     h = draw("laplace", (2000,))
     made, memory, total = make("topk", ratio=20), {}, np.zeros(2000)
     for number in range(100):

@@ -8,7 +8,7 @@ from fedfq.codec.codec import Codec
 from fedfq.codec.decode import decode
 from fedfq.federation.client import state
 from fedfq.metrics import nmse
-from fedfq.network.app import SIZE, flat, resnet20, trained, unflat
+from fedfq.network.app import UPDATE_SIZE, emulate_training, flat, resnet20, unflat
 from fedfq.network.measure import PARAMETERS
 
 
@@ -33,11 +33,11 @@ def test_one_tensor_holds_the_whole_model() -> None:
 def test_updates_differ_by_client_and_round_and_come_again() -> None:
     model = resnet20(0)
     name = "11.conv2.weight"
-    updates = {(r, c): trained(model, r, c, 5)[name] - model[name] for r in (1, 2) for c in (0, 1)}
-    assert np.array_equal(updates[1, 0], trained(model, 1, 0, 5)[name] - model[name])
+    updates = {(r, c): emulate_training(model, r, c, 5)[name] - model[name] for r in (1, 2) for c in (0, 1)}
+    assert np.array_equal(updates[1, 0], emulate_training(model, 1, 0, 5)[name] - model[name])
     assert len({update.tobytes() for update in updates.values()}) == 4
     norm = np.linalg.norm
-    assert norm(updates[1, 0]) == pytest.approx(SIZE * norm(model[name]), rel=0.2)
+    assert norm(updates[1, 0]) == pytest.approx(UPDATE_SIZE * norm(model[name]), rel=0.2)
 
     def cosine(a, b):
         return float(np.vdot(a, b) / (norm(a) * norm(b)))
@@ -48,7 +48,7 @@ def test_updates_differ_by_client_and_round_and_come_again() -> None:
 
 def test_the_codec_finds_structure_in_them() -> None:
     model = resnet20(0)
-    new = trained(model, 1, 0, 5)
+    new = emulate_training(model, 1, 0, 5)
     update = {name: new[name] - model[name] for name in model}
     payload = Codec(ratio=64).encode(update)
     kept = {name: a for name, a in update.items() if a.ndim > 1}

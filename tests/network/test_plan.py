@@ -12,7 +12,7 @@ from fedfq.network.plan import (
     ACKNOWLEDGEMENT,
     HEADERS,
     LEAST_PER_ROUND,
-    NEAR,
+    NEAR_FASTEST,
     SLOWEST_UPLINK,
     Link,
     Setting,
@@ -98,7 +98,7 @@ def test_a_slow_line_leaves_its_share_to_others() -> None:
 
 def test_a_transfer_that_comes_later_slows_the_one_that_is_there() -> None:
     world = simpy.Environment()
-    link = Link(world, 8)  # a megabyte a second
+    link = Link(world, 8)  # a megabyte per second
     ends = []
 
     def sender(start: float):
@@ -155,9 +155,9 @@ def test_more_bandwidth_and_fewer_clients_never_take_longer(
 def test_the_recommended_ratio_is_the_smallest_that_is_nearly_the_fastest() -> None:
     found = plan(replace(MILLION, clients=16, encode_seconds=0.1, decode_seconds=0.01))
     assert found.fastest.seconds == min(each.seconds for each in found.rounds)
-    assert found.recommended.seconds <= (1 + NEAR) * found.fastest.seconds
+    assert found.recommended.seconds <= (1 + NEAR_FASTEST) * found.fastest.seconds
     smaller = [each for each in found.rounds if each.ratio < found.recommended.ratio]
-    assert smaller and all(each.seconds > (1 + NEAR) * found.fastest.seconds for each in smaller)
+    assert smaller and all(each.seconds > (1 + NEAR_FASTEST) * found.fastest.seconds for each in smaller)
 
 
 def test_where_the_codec_costs_more_than_it_saves_nothing_is_recommended() -> None:

@@ -68,7 +68,7 @@ def test_numbers_sort_as_numbers(two):
     assert uplink == [["223.2 kB", str(9 * CLIENTS * RAW), "223,200 bytes"], ["27 kB", "27000", "27,000 bytes"]]
     assert outline.column("Summary", "Wire ratio")[0] == ["1.0×", "1.0", "1"]
     assert float(outline.column("Summary", "Accuracy, last 5")[1][1]) == pytest.approx(0.65)
-    assert outline.column("Summary", "a client to 80%")[1][0] == "5.4 kB"
+    assert outline.column("Summary", "per client to 80%")[1][0] == "5.4 kB"
 
 
 def test_what_there_is_not_has_no_number(tmp_path):

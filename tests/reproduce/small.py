@@ -28,7 +28,7 @@ COLUMNS = (IID, SHARDS)
 def write_cell(
     out: Path, column: Column, method: str, accuracies: list[float], uplink: int = 2**20, seed: int = 0
 ) -> Config:
-    """The folder of a finished run with these accuracies, and so many bytes from all clients a round."""
+    """The folder of a finished run with these accuracies, and so many bytes from all clients per round."""
     cell = Cell(column, method, seed)
     settings = {**column.settings, "method": method, "seed": seed}
     write_run(cell.folder(out), [a_line(n, a, uplink) for n, a in enumerate(accuracies, 1)], **settings)

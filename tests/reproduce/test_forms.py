@@ -28,7 +28,7 @@ def test_markdown_is_a_table_a_column_with_as_many_cells_in_every_line(table: Ta
     for part in parts:
         lines = [line for line in part.splitlines() if line.startswith("|")]
         assert {line.replace("\\|", "").count("|") for line in lines} == {2 + len(table.titles)}
-    assert "| `fedavg` | 75.00 | – | 77.78 |" in parts[0] and "6 clients, 2 a round" in parts[0]
+    assert "| `fedavg` | 75.00 | – | 77.78 |" in parts[0] and "6 clients, 2 per round" in parts[0]
     assert "failed: no data \\| more" in parts[0]
 
 

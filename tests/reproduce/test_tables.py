@@ -126,21 +126,21 @@ def test_the_setting_in_words(tmp_path: Path) -> None:
     for method in ("fedpaq", "fedfq@128"):
         write_cell(tmp_path, IID, method, [0.5, 0.5])
     how, seeds, where = table_1(tmp_path).parts[0].how
-    assert how.startswith("digits, iid, 6 clients, 2 a round, 1 local step, batches of ")
+    assert how.startswith("digits, iid, 6 clients, 2 per round, 1 local step, batches of ")
     assert how.endswith(", 2 rounds.")
     assert seeds == "Seed 0 of all but fedavg (seeds 0, 1)."
     assert where == "Run on toaster, 2 cores; fedfq 0.1.0. Their times add up to 0.0 hours."
     (papers,) = tables.table_1(PAPER[:1], outcomes(tmp_path, PAPER[:1])).parts[0].how
-    assert "100 clients, 10 a round, 5 local epochs, batches of 50, learning rate 0.15 × 0.99 a round, " in papers
+    assert "100 clients, 10 per round, 5 local epochs, batches of 50, learning rate 0.15 × 0.99 per round, " in papers
     (quick,) = tables.table_1(QUICK[:1], outcomes(tmp_path, QUICK[:1])).parts[0].how
-    assert quick.endswith("batches of 50, learning rate 0.1 × 0.99 a round, 100 rounds, evaluated every 5.")
+    assert quick.endswith("batches of 50, learning rate 0.1 × 0.99 per round, 100 rounds, evaluated every 5.")
 
 
 # --- Table 2 -----------------------------------------------------------------------------------------------
 
 
 def test_table_2_counts_one_client_as_the_paper_does_and_all_of_them(tmp_path: Path) -> None:
-    """Two clients a round. FedAvg's best is 0.8, so the target is 0.72: reached in its second round."""
+    """Two clients per round. FedAvg's best is 0.8, so the target is 0.72: reached in its second round."""
     write_cell(tmp_path, IID, "fedavg", [0.70, 0.80], uplink=40 * 2**20)
     write_cell(tmp_path, IID, "fedfq@512", [0.73, 0.75], uplink=2**20)
     table = table_2(tmp_path)

@@ -15,10 +15,10 @@ from fedfq.reproduce.theory import (
     convex,
     errors,
     falling,
-    federated,
     q,
     quantizer,
     stationarity,
+    train_federated,
     wavy,
 )
 
@@ -54,7 +54,7 @@ def test_without_quantization_and_local_steps_it_is_parallel_sgd() -> None:
     for t in range(100):
         noise = rng.normal(0.0, NOISE, (CLIENTS, D))
         theta = theta - falling(t) * np.mean(CURVATURES * (theta - CENTRES) + noise, axis=0)
-    *_, last = islice(federated(convex, falling, 1, quantizer(None), 0), 101)
+    *_, last = islice(train_federated(convex, falling, 1, quantizer(None), 0), 101)
     np.testing.assert_allclose(last, [theta], rtol=1e-12)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 import fedfq
 from fedfq.bench.peers import OURS, PEERS, QSGD_LEVELS, SHARED, PeerResult, best, nncodec, ours, peer, zstd_half
-from fedfq.bench.updates import Fresh, Update, fresh, from_folder, gaussian, made_up
+from fedfq.bench.updates import Fresh, Update, fresh, from_folder, gaussian, make_up_updates
 from fedfq.codec.encoder.quantize import deadzone
 from fedfq.codec.tensors import read
 from fedfq.metrics import nmse
@@ -57,7 +57,7 @@ def run(updates: Path | None, python: Path | None, data_dir: Path | None, quick:
     result["against_nncodec"] = against_nncodec(result["rate_distortion"])
     result["order_0"] = [row for name, update in real.items() for row in order_0(name, update, ratios)]
     result["never_worse"] = [
-        row for name, update in (real | made_up()).items() for row in never_worse(name, update, ratios)
+        row for name, update in (real | make_up_updates()).items() for row in never_worse(name, update, ratios)
     ]
     result["beside_training"] = beside_training(trained)
     return result
@@ -322,7 +322,10 @@ def write(result: Row, path: Path) -> None:
 
 
 def draw(rows: list[Row], entropies: list[Row], path: Path) -> None:
-    """NMSE over the true ratio, from 12 on: a panel an update, a line a codec; dashed, plain levels without context."""
+    """NMSE over the true ratio, from 12 on: one panel per update, one line per codec.
+
+    Dashed: plain levels without context.
+    """
     from matplotlib.figure import Figure
 
     rows = [row for row in rows if row["ratio"] >= 12]

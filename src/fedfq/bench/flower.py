@@ -1,5 +1,5 @@
-"""What compression costs and saves on Flower: seconds a round in simulation, bytes on a wire, the server's memory: for
-`fedfq bench flower`."""
+"""What compression costs and saves on Flower, for `fedfq bench flower`: seconds per round in simulation, bytes on a
+wire, the server's memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ import ctypes, gc, sys
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore.task_identity import TaskIdentity
-from fedfq.bench.flower_app import made_up, step
+from fedfq.bench.flower_app import make_up_model, step
 from fedfq.flower.mod import fedfq_mod
 from fedfq.flower.protocol import ORDER, seal, unseal
 from fedfq.flower.strategy import Compressed
@@ -92,7 +92,7 @@ TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 class Nodes:
     def get_node_ids(self):
         return list(range(1, 51))
-model = ArrayRecord({name: Array(value) for name, value in made_up(int(sys.argv[1])).items()})
+model = ArrayRecord({name: Array(value) for name, value in make_up_model(int(sys.argv[1])).items()})
 raw = sum(len(array.data) for array in model.values())
 strategy = Compressed(FedAvg(fraction_evaluate=0.0))
 def train(message, context):

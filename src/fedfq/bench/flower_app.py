@@ -38,16 +38,16 @@ server = ServerApp()
 @client.train()
 def train(message: Message, context: Context) -> Message:
     model = tensors(message.content.array_records["arrays"])
-    trained = _trained_network(model) if context.run_config["training"] else _moved(model)
+    trained = _trained_network(model) if context.run_config["training"] else _move(model)
     metrics = MetricRecord({"num-examples": 1})
     return Message(RecordDict({"arrays": record(trained), "metrics": metrics}), reply_to=message)
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Seconds a round, the first of each kind left out: it loads and compiles."""
+    """Seconds per round, the first of each kind left out: it loads and compiles."""
     config = context.run_config
-    model = record(_network_state() if config["training"] else made_up(int(config["parameters"])))
+    model = record(_network_state() if config["training"] else make_up_model(int(config["parameters"])))
     seconds: dict[str, list[float]] = {"fedavg": [], "fedfq": []}
     for _ in range(int(config["repeats"])):
         for name, strategy in (("fedavg", _fedavg()), ("fedfq", Compressed(_fedavg()))):
@@ -63,7 +63,7 @@ def _fedavg() -> FedAvg:
     return FedAvg(fraction_evaluate=0.0)
 
 
-def made_up(parameters: int) -> dict[str, Any]:
+def make_up_model(parameters: int) -> dict[str, Any]:
     """Matrices of one shape."""
     rng = np.random.default_rng(0)
     height = max(1, round(parameters / (-(-parameters // (HEIGHT * WIDTH))) / WIDTH))
@@ -71,7 +71,7 @@ def made_up(parameters: int) -> dict[str, Any]:
     return {f"layer{k}": rng.standard_normal((height, WIDTH), np.float32) for k in range(count)}
 
 
-def _moved(model: dict[str, Any]) -> dict[str, Any]:
+def _move(model: dict[str, Any]) -> dict[str, Any]:
     return {name: value + step(value.shape) for name, value in model.items()}
 
 

@@ -1,4 +1,4 @@
-"""Every codec of the benchmark through one door: an update in, bytes and error and time out."""
+"""One interface to every codec of the benchmark: it takes an update and returns bytes, error and time."""
 
 from __future__ import annotations
 

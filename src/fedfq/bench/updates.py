@@ -75,7 +75,7 @@ def gaussian(tensors: int, height: int = 512, width: int = 4608) -> Update:
     return {f"layer{k}": rng.standard_normal((height, width), np.float32) for k in range(tensors)}
 
 
-def made_up() -> dict[str, Update]:
+def make_up_updates() -> dict[str, Update]:
     """What a basis could be fooled by: nothing to find, heavy tails, a few spikes on a matrix of low rank."""
     rng = np.random.default_rng(1)
     shape = (400, 900)

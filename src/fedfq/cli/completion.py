@@ -18,7 +18,7 @@ SPLITS = ("iid", "one-class", "shards:2", "dirichlet:0.3", "natural")
 
 
 def complete_method(incomplete: str) -> list[str]:
-    return _beginning_with(incomplete, METHODS)
+    return _filter_by_start(incomplete, METHODS)
 
 
 def complete_methods(incomplete: str) -> list[str]:
@@ -28,12 +28,12 @@ def complete_methods(incomplete: str) -> list[str]:
 
 
 def complete_task(incomplete: str) -> list[str]:
-    return _beginning_with(incomplete, TASKS)
+    return _filter_by_start(incomplete, TASKS)
 
 
 def complete_split(incomplete: str) -> list[str]:
-    return _beginning_with(incomplete, SPLITS)
+    return _filter_by_start(incomplete, SPLITS)
 
 
-def _beginning_with(incomplete: str, names: Iterable[str]) -> list[str]:
+def _filter_by_start(incomplete: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]

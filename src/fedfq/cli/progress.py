@@ -120,7 +120,7 @@ def came_to_nothing(run: RunData) -> bool:
 
 
 def _shorten(reason: str) -> str:
-    """Some of it may be a client's own words."""
+    """Shorten a reason, of which some may be a client's own words."""
     return escape(reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]}...")
 
 

@@ -33,10 +33,10 @@ from fedfq.version import __version__
 
 LOG = logging.getLogger("fedfq")
 CONFIG: Any = numba.config  # what NUMBA_... variables say
-SECONDS = 15  # to compile all that encoding and decoding need, about
+COMPILE_S = 15  # to compile all that encoding and decoding need, about
 PREFIX = "kernels-"
-KEPT = 4  # folders of older states
-CHECKSUM = 32  # bytes at the beginning of a file
+KEPT_FOLDERS = 4  # of older states
+CHECKSUM_BYTES = 32  # at the beginning of a file
 SHARED_WRITE = stat.S_IWGRP | stat.S_IWOTH
 PACKAGE = Path(__file__).parents[1]
 
@@ -105,10 +105,10 @@ def _announce() -> None:
     store = _store()
     if store.target is None:
         why = "; ".join(store.problems)
-        LOG.warning("fedfq compiles: up to %d s, in every process, as no folder can keep it (%s)", SECONDS, why)
+        LOG.warning("fedfq compiles: up to %d s, in every process, as no folder can keep it (%s)", COMPILE_S, why)
     else:
         refused = f" (not in {store.problems[0]})" if CONFIG.CACHE_DIR and store.problems else ""
-        LOG.warning("fedfq compiles: up to %d s, once; kept in %s%s", SECONDS, store.target, refused)
+        LOG.warning("fedfq compiles: up to %d s, once; kept in %s%s", COMPILE_S, store.target, refused)
 
 
 @functools.cache
@@ -214,7 +214,7 @@ def _is_owned(status: os.stat_result) -> bool:
 def _remove_old(place: Path) -> None:
     """Leave only some folders of older states. Who still uses one that goes compiles again."""
     found = sorted(place.glob(PREFIX + "*"), key=lambda path: path.lstat().st_mtime)
-    for path in found[: -KEPT - 1]:
+    for path in found[: -KEPT_FOLDERS - 1]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -230,11 +230,12 @@ def _read(path: Path) -> bytes | None:
             content = file.read()
     except OSError:
         return None
-    return content[CHECKSUM:] if hashlib.sha256(content[CHECKSUM:]).digest() == content[:CHECKSUM] else None
+    body = content[CHECKSUM_BYTES:]
+    return body if hashlib.sha256(body).digest() == content[:CHECKSUM_BYTES] else None
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Others may read what appears, whole or not at all."""
+    """Write a file that others may read, and that appears whole or not at all."""
     handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with open(handle, "wb") as file:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedfq.types import Array
 
-from .decode import PIECE, decode_parsed, parse
+from .decode import PIECE_ENTRIES, decode_parsed, parse
 from .encoder.request import Request
 from .encoder.waterfill import Waterfill
 from .encoder.widths import Widths
@@ -28,7 +28,7 @@ from .tensors import KEPT, QUANTIZED, Tensor, read
 Gain = Literal["none", "norm", "full"]
 GAINS = ("none", "norm", "full")
 KEEP = ("*running_mean", "*running_var")
-BEYOND = 1 << 63  # no budget or ratio is so large
+TOO_LARGE = 1 << 63  # no budget or ratio is so large
 
 
 class Codec:
@@ -265,7 +265,7 @@ def _check_size(name: str, value: Any) -> float:
         check_ratio(number, name)
     elif not 0 < number < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value!r}")
-    if name != "step" and number >= BEYOND:
+    if name != "step" and number >= TOO_LARGE:
         raise ValueError(f"{name} must be below 2^63, got {value!r}")
     if name == "step":
         with np.errstate(over="ignore"):
@@ -285,7 +285,7 @@ def _carry(tensor: Tensor) -> Section:
 
 def _inner_product(a: Array, b: Array) -> float:
     """<a, b> in float64, of flat arrays. Not by BLAS, whose threads wait for each other where cores are busy."""
-    pieces = (slice(start, start + PIECE) for start in range(0, a.size, PIECE))
+    pieces = (slice(start, start + PIECE_ENTRIES) for start in range(0, a.size, PIECE_ENTRIES))
     return math.fsum(_dot(*(np.ascontiguousarray(one[piece], np.float32) for one in (a, b))) for piece in pieces)
 
 

@@ -24,7 +24,7 @@ from .parallel import Spread, with_workers
 from .shared_basis import SharedBasis
 from .tensors import specs
 
-PIECE = 1 << 16  # entries that are cast at a time
+PIECE_ENTRIES = 1 << 16  # that are cast at a time
 
 T = TypeVar("T")
 
@@ -127,9 +127,9 @@ def _cast_in_place(flat: Array, size: int, dtype: np.dtype[Any]) -> Array:
     if dtype == flat.dtype:
         return flat
     result = flat.view(dtype)[:size]
-    starts = range(0, size, PIECE)
+    starts = range(0, size, PIECE_ENTRIES)
     for start in starts if dtype.itemsize < 4 else reversed(starts):
-        piece = slice(start, min(start + PIECE, size))
+        piece = slice(start, min(start + PIECE_ENTRIES, size))
         numbers = flat[piece].copy()
         result[piece] = numbers if dtype.itemsize > 4 else _as_dtype(numbers, dtype)
     if dtype.itemsize < 4:

@@ -33,7 +33,7 @@ def _instruction(function: Callable[..., Any]) -> Any:
     return _intrinsic(function)
 
 
-LANES = 16
+LANES = 16  # float32 entries that one comparison looks at
 
 
 @_instruction

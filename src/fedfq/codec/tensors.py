@@ -82,12 +82,12 @@ class Tensor:
 
 def read(update: Any, keep: tuple[str, ...] = ()) -> list[Tensor]:
     """The tensors of a mapping from names to arrays or torch tensors, of pairs, or of a module."""
-    return [Tensor(name, value, keep) for name, value in _named(update)]
+    return [Tensor(name, value, keep) for name, value in _iterate_named(update)]
 
 
 def specs(model: Any) -> list[Spec]:
     """The layout of a model: of anything that `read` takes. Its numbers are not looked at."""
-    return [_spec(name, value) for name, value in _named(model)]
+    return [_spec(name, value) for name, value in _iterate_named(model)]
 
 
 def _spec(name: str, value: Any) -> Spec:
@@ -104,7 +104,7 @@ def _spec(name: str, value: Any) -> Spec:
     return Tensor(name, value).spec
 
 
-def _named(update: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_named(update: Any) -> Iterator[tuple[str, Any]]:
     seen: set[str] = set()
     for name, value in _items(update):
         if not isinstance(name, str):

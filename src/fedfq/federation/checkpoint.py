@@ -90,7 +90,7 @@ class Checkpoints:
         What is damaged, or of another configuration, is refused, and then nothing is changed.
         """
         with naming(self.state, "the state of a run"):
-            found = _checked(json.loads(self.state.read_bytes()))
+            found = _check_description(json.loads(self.state.read_bytes()))
         if found.config != config:
             raise ValueError(f"{self.run / 'run.json'}: its configuration is not the one that the checkpoint is of")
         self._refuse_damaged(found, rounds)
@@ -144,7 +144,7 @@ def naming(path: Path, what: str) -> Iterator[None]:
         raise ValueError(f"{path}: not {what} ({why})") from None
 
 
-def _checked(found: Any) -> Described:
+def _check_description(found: Any) -> Described:
     if set(found["sizes"]) != set(LEDGERS):
         raise ValueError(f"the ledgers are {' and '.join(LEDGERS)}, not {', '.join(map(repr, found['sizes']))}")
     if not isinstance(found["config"], str):

@@ -68,7 +68,7 @@ class Folder:
             raise ValueError(f"{self.path}: is not empty")
         if not overwrite:
             raise ValueError(f"{self.path}: already holds a run (--resume continues it, --overwrite replaces it)")
-        if not {"config", "fedfq"} <= self._described().keys():
+        if not {"config", "fedfq"} <= self._read_description().keys():
             raise ValueError(f"{self.path}: its run.json is not of a run of fedfq, so nothing is overwritten")
         for path in self.path.rglob("*"):
             if path.is_symlink() or not OURS.fullmatch(path.relative_to(self.path).as_posix()):
@@ -114,13 +114,13 @@ class Folder:
 
     def config(self) -> Config:
         """The configuration of the run that is here."""
-        described = self._described()
+        described = self._read_description()
         with naming(self.path / "run.json", "the description of a run"):
             config = from_json(described["config"])
             tasks.get(config.task)
         return config
 
-    def _described(self) -> dict[str, Any]:
+    def _read_description(self) -> dict[str, Any]:
         if not self.holds_run:
             raise ValueError(f"{self.path}: no run there to resume (no run.json)")
         path = self.path / "run.json"
@@ -152,7 +152,7 @@ class Folder:
 
         A run that has lost its checkpoint, or never had one, as on Flower, cannot go on, and is left as it is.
         """
-        if (engine := self._described().get("engine")) is not None:
+        if (engine := self._read_description().get("engine")) is not None:
             raise ValueError(f"{self.path}: was run on {engine}, and such a run cannot be continued")
         config = self.config()
         if self.checkpoints.state.exists():

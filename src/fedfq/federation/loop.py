@@ -106,7 +106,7 @@ def _train(config: Config, folder: Folder, federation: Federation, watch: Watch)
 
 
 class Federation:
-    """The server: the global model, and whose turn it is."""
+    """The server: the global model, and which clients train in a round."""
 
     def __init__(self, config: Config, clients: Clients) -> None:
         self.config = config
@@ -131,7 +131,9 @@ class Federation:
         self.server.open_round(self.method.open_round(number, self.theta, self.clients.initial))
         announced = self.server.announce({client: self._weight(client) for client in chosen})
         downlink = self._downlink_bytes(chosen, announced)
-        jobs = [Job(number, client, lr, announced.get(client, b""), self._remembered(client)) for client in chosen]
+        jobs = [
+            Job(number, client, lr, announced.get(client, b""), self._find_memory_round(client)) for client in chosen
+        ]
         self.clients.publish(self.theta)
         answers, rejected, decode_s = [], [], 0.0
         for answer in self.clients.train(jobs):
@@ -170,7 +172,7 @@ class Federation:
         self.round, self.theta = number, theta
         return line, times
 
-    def _remembered(self, client: int) -> int | None:
+    def _find_memory_round(self, client: int) -> int | None:
         return self.memories[client].round if client in self.memories else None
 
     def _downlink_bytes(self, chosen: list[int], announced: Mapping[int, bytes]) -> int:

@@ -38,8 +38,8 @@ from fedfq.tasks.task import Data, Task, evaluate
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
 METHODS = ("fedavg", "fedfq")
-WAIT = 600.0  # seconds for all clients to be there
-PAUSE = 1.0
+CLIENTS_TIMEOUT_S = 600.0  # for all clients to be there
+RETRY_PAUSE_S = 1.0  # before nodes are asked again
 
 
 def configuration(run_config: Mapping[str, Any]) -> Config:
@@ -151,13 +151,13 @@ def make_strategy(config: Config, nodes: list[int]) -> Counted | Compressed:
 def find_clients(grid: Grid, count: int) -> list[int]:
     """The node of each client, once every one of them is there."""
     nodes: dict[int, int] = {}
-    end = time.monotonic() + WAIT
+    end = time.monotonic() + CLIENTS_TIMEOUT_S
     while True:
         present = set(grid.get_node_ids())
         nodes = {number: node for number, node in nodes.items() if node in present}
         unknown = present - set(nodes.values())
         messages = [Message(RecordDict(), node, MessageType.QUERY) for node in unknown]
-        for reply in grid.send_and_receive(messages, timeout=WAIT) if messages else []:
+        for reply in grid.send_and_receive(messages, timeout=CLIENTS_TIMEOUT_S) if messages else []:
             found = reply.content.get("client") if reply.has_content() else None
             claimed = found.get("partition-id") if isinstance(found, MetricRecord) else None
             if isinstance(claimed, int) and 0 <= claimed < count:
@@ -166,8 +166,10 @@ def find_clients(grid: Grid, count: int) -> list[int]:
         if not missing:
             return [nodes[number] for number in range(count)]
         if time.monotonic() > end:
-            raise TimeoutError(f"no node plays client {missing[0]} (partition-id) of {count} after {WAIT:.0f} s")
-        time.sleep(PAUSE)
+            raise TimeoutError(
+                f"no node plays client {missing[0]} (partition-id) of {count} after {CLIENTS_TIMEOUT_S:.0f} s"
+            )
+        time.sleep(RETRY_PAUSE_S)
 
 
 class Sampled(FedAvg):

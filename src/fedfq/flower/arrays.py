@@ -24,10 +24,10 @@ from fedfq.types import Array as NDArray
 
 from .protocol import MODEL
 
-ALIGNED = 64
-LONGEST_TABLE = 1 << 22  # bytes: enough for 40,000 tensors
-MOST_DIMENSIONS = 64  # numpy's own limit
-LONGEST_HEADER = 10_100  # of an .npy file: numpy reads 10,000 bytes at most
+ALIGNMENT_BYTES = 64  # where each tensor begins
+MAX_TABLE_BYTES = 1 << 22  # enough for 40,000 tensors
+MAX_DIMENSIONS = 64  # numpy's own limit
+MAX_HEADER_BYTES = 10_100  # of an .npy file: numpy reads 10,000 bytes at most
 
 
 def record(tensors: Mapping[str, Any]) -> ArrayRecord:
@@ -52,11 +52,13 @@ def pack(record: Mapping[str, Array]) -> Array:
     """A model as one Array: the length of a JSON table, the table, and the Arrays' bytes, all from multiples of 64."""
     table = [[name, array.dtype, list(array.shape), array.stype, len(array.data)] for name, array in record.items()]
     header = json.dumps(table).encode()
-    if len(header) > LONGEST_TABLE:
-        raise ValueError(f"a model whose names and shapes take {len(header)} bytes; at most {LONGEST_TABLE} can travel")
-    parts = [len(header).to_bytes(8, "little"), header, bytes(-(8 + len(header)) % ALIGNED)]
+    if len(header) > MAX_TABLE_BYTES:
+        raise ValueError(
+            f"a model whose names and shapes take {len(header)} bytes; at most {MAX_TABLE_BYTES} can travel"
+        )
+    parts = [len(header).to_bytes(8, "little"), header, bytes(-(8 + len(header)) % ALIGNMENT_BYTES)]
     for array in record.values():
-        parts += array.data, bytes(-len(array.data) % ALIGNED)
+        parts += array.data, bytes(-len(array.data) % ALIGNMENT_BYTES)
     return blob(b"".join(parts), MODEL)
 
 
@@ -81,7 +83,7 @@ def _entries(packed: Array) -> list[tuple[str, memoryview, NDArray]]:
     table, start = _table(data)
     found = []
     for name, dtype, shape, stype, size in table:
-        start += -start % ALIGNED
+        start += -start % ALIGNMENT_BYTES
         if size > len(data) - start:
             raise ValueError(f"a packed model of {len(data)} bytes, in which tensor {name!r:.60} ends behind them")
         part = data[start : start + size]
@@ -91,7 +93,7 @@ def _entries(packed: Array) -> list[tuple[str, memoryview, NDArray]]:
             raise ValueError(f"tensor {name!r:.60} is {view.dtype} of shape {view.shape}, and is said to be {stated}")
         found.append((name, part, view))
         start += size
-    if start + -start % ALIGNED != len(data):
+    if start + -start % ALIGNMENT_BYTES != len(data):
         raise ValueError(f"a packed model of {len(data)} bytes, where {start} were expected")
     return found
 
@@ -99,7 +101,7 @@ def _entries(packed: Array) -> list[tuple[str, memoryview, NDArray]]:
 def _table(data: memoryview) -> tuple[list[Any], int]:
     """The table of a packed model, every type in it checked, and where it ends."""
     length = int.from_bytes(data[:8], "little")
-    if length > min(len(data) - 8, LONGEST_TABLE):
+    if length > min(len(data) - 8, MAX_TABLE_BYTES):
         raise ValueError(f"a packed model of {len(data)} bytes with a table of {length}")
     try:
         table = json.loads(bytes(data[8 : 8 + length]))
@@ -117,7 +119,7 @@ def _is_row(row: Any) -> bool:
         return False
     name, _, shape, _, size = row
     is_text = not any("\ud800" <= character <= "\udfff" for character in name)  # half a character, which JSON may hold
-    return is_text and size >= 0 and len(shape) <= MOST_DIMENSIONS and all(type(side) is int for side in shape)
+    return is_text and size >= 0 and len(shape) <= MAX_DIMENSIONS and all(type(side) is int for side in shape)
 
 
 def digest(packed: Array) -> str:
@@ -151,7 +153,7 @@ def _view(name: str, dtype: str, stype: str, data: memoryview) -> NDArray:
 def _start(data: memoryview) -> bytes:
     """All of an .npy file before the entries: 8 bytes, the length of the header in 2 or (from version 2 on) 4, it."""
     length = 2 if data[6:7] == b"\x01" else 4
-    return bytes(data[: min(8 + length + int.from_bytes(data[8 : 8 + length], "little"), LONGEST_HEADER)])
+    return bytes(data[: min(8 + length + int.from_bytes(data[8 : 8 + length], "little"), MAX_HEADER_BYTES)])
 
 
 @lru_cache(1024)  # a model has few different shapes, and numpy takes longer for a header than for most tensors
@@ -187,7 +189,7 @@ def difference(new: NDArray, old: NDArray) -> NDArray:
         return np.subtract(new, old, dtype=wide).astype(np.float32, copy=False)
 
 
-def moved(old: NDArray, update: NDArray) -> NDArray:
+def add_update(old: NDArray, update: NDArray) -> NDArray:
     """old + update, in the update's memory: the inverse of `difference`."""
     with np.errstate(over="ignore"):
         return (np.logical_xor if old.dtype.kind == "b" else np.add)(old, update, out=update)
@@ -219,7 +221,7 @@ class Decoded:
     def take(self, name: str) -> NDArray:
         if name not in self._updates:
             self._updates = self._decode()
-        return moved(self._base[name], self._updates.pop(name))
+        return add_update(self._base[name], self._updates.pop(name))
 
     def record(self) -> ArrayRecord:
         record = ArrayRecord()

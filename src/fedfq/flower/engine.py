@@ -22,7 +22,7 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import Watch
 from fedfq.flower.processes import (
     CONNECTION,
-    PATIENCE,
+    START_TIMEOUT_S,
     environment,
     running,
     tail,
@@ -31,7 +31,7 @@ from fedfq.flower.processes import (
 )
 from fedfq.signals import ending_by_signal
 
-POLL = 0.2  # seconds between two looks at what a run has done
+POLL_S = 0.2  # between two looks at what a run has done
 
 
 def run(
@@ -81,7 +81,7 @@ def simulate(app: str, run_config: Mapping[str, Any], nodes: int, workers: int, 
             while not finished():
                 if process.poll() is not None and not finished():
                     raise FedFQError(f"the run on Flower ended early: {tail(log)}")
-                time.sleep(POLL)
+                time.sleep(POLL_S)
 
 
 @contextmanager
@@ -93,11 +93,11 @@ def _superlink(home: Path, variables: Mapping[str, str], log: Path) -> Iterator[
     (home / "config.toml").write_text(CONNECTION.format(address=f"127.0.0.1:{port}"))
     command = [tool("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     with running(command, variables, log) as process:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + START_TIMEOUT_S
         while not _listens(port):
             if process.poll() is not None or time.monotonic() > end:
                 raise FedFQError(f"Flower's SuperLink did not start: {tail(log)}")
-            time.sleep(POLL)
+            time.sleep(POLL_S)
         yield
 
 

@@ -18,10 +18,10 @@ import numpy as np
 
 from .arrays import NDArray
 
-MULTIPLE = 10.0
-FEWEST = 3  # numbers of which a median says what is usual
-REMEMBERED = 30  # replies of earlier rounds
-BLOCK = 1 << 16  # entries that are squared at a time, in float64
+DEFAULT_MULTIPLE = 10.0  # of the usual norm or weight
+MIN_FOR_MEDIAN = 3  # numbers of which a median says what is usual
+REMEMBERED_REPLIES = 30  # of earlier rounds
+BLOCK_ENTRIES = 1 << 16  # that are squared at a time, in float64
 
 
 class Pair(NamedTuple):
@@ -41,7 +41,7 @@ def energies(array: NDArray) -> Pair:
     """The sum of squares of a tensor."""
     if array.dtype.kind == "f":
         return Pair(_energy(array), 0.0)
-    return Pair(0.0, _energy(_signed(array)) if array.dtype.kind in "iu" else 0.0)
+    return Pair(0.0, _energy(_view_signed(array)) if array.dtype.kind in "iu" else 0.0)
 
 
 def norms(found: Iterable[Pair]) -> Pair:
@@ -56,7 +56,7 @@ def scale(update: Mapping[str, NDArray], by: Pair) -> None:
         if array.dtype.kind == "f" and by.floats != 1.0:
             array *= by.floats
         elif array.dtype.kind in "iu" and by.integers != 1.0:
-            signed = _signed(array)
+            signed = _view_signed(array)
             signed[...] = np.rint(signed * by.integers)
 
 
@@ -66,15 +66,15 @@ def by_tensor(model: Mapping[str, NDArray], scales: Pair) -> dict[str, float]:
     return {name: kinds.get(array.dtype.kind, 1.0) for name, array in model.items()}
 
 
-def _signed(array: NDArray) -> NDArray:
+def _view_signed(array: NDArray) -> NDArray:
     """Updates of integers without a sign wrap round: 255 is one step down."""
     return array.view(f"i{array.dtype.itemsize}") if array.dtype.kind == "u" else array
 
 
 def _energy(array: NDArray) -> float:
     flat, total = array.reshape(-1), 0.0
-    for start in range(0, flat.size, BLOCK):
-        block = flat[start : start + BLOCK].astype(np.float64)
+    for start in range(0, flat.size, BLOCK_ENTRIES):
+        block = flat[start : start + BLOCK_ENTRIES].astype(np.float64)
         total += float(np.dot(block, block))
     return total
 
@@ -83,13 +83,13 @@ class Usual:
     """The lower median of one number of every reply."""
 
     def __init__(self) -> None:
-        self._earlier: deque[float] = deque(maxlen=REMEMBERED)
+        self._earlier: deque[float] = deque(maxlen=REMEMBERED_REPLIES)
 
     def median(self, numbers: Sequence[float]) -> float | None:
         """That of a round's replies; with fewer than three, that of earlier ones; None where these are too few."""
-        known = numbers if len(numbers) >= FEWEST else list(self._earlier)
+        known = numbers if len(numbers) >= MIN_FOR_MEDIAN else list(self._earlier)
         self._earlier.extend(numbers)
-        return sorted(known)[(len(known) - 1) // 2] if len(known) >= FEWEST else None
+        return sorted(known)[(len(known) - 1) // 2] if len(known) >= MIN_FOR_MEDIAN else None
 
 
 class Limits:

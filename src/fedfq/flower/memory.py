@@ -31,15 +31,15 @@ from . import arrays
 from .arrays import NDArray, blob, views
 from .protocol import MODEL
 
-LARGEST_STATE = 50_000_000
-COPIES = 3  # residuals of two rounds and the initial model
+MAX_STATE_BYTES = 50_000_000  # what a Flower context keeps; larger memories go to disk
+MODELS_KEPT = 3  # residuals of two rounds and the initial model
 FORGOTTEN_S = 7 * 24 * 3600.0  # a run whose folder nobody has written to for so long is over
 
 
 def memory_of(context: Context, model: Mapping[str, Array]) -> Memory:
     """Where a client of this model keeps what it remembers. Of float16, that is float32."""
     size = sum(max(len(array.data), 4 * math.prod(array.shape)) for array in model.values())
-    return InState(context) if COPIES * size < LARGEST_STATE else OnDisk(context)
+    return InState(context) if MODELS_KEPT * size < MAX_STATE_BYTES else OnDisk(context)
 
 
 class Memory(ABC):

@@ -48,9 +48,9 @@ OFFLINE = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-PATIENCE = 60.0  # seconds for a process to start
+START_TIMEOUT_S = 60.0  # for a process to start
 LONGEST_RAY_HOME = 36  # characters: the names of Ray's sockets, 70 characters below it, must not exceed 107
-GRACE = 3.0  # seconds for a process to end by itself
+END_TIMEOUT_S = 3.0  # for a process to end by itself
 
 
 def write_app(folder: Path, name: str, home: str, config: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
         for pid in family:
             with suppress(ProcessLookupError):
                 os.kill(pid, kind)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + END_TIMEOUT_S
         while any([process.poll() is None for process in processes]) and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -27,7 +27,7 @@ WORST_NMSE = 1.1  # a payload of zeros has 1, and no honest one is much worse
 class Arrivals(NamedTuple):
     """What went out and came in in the last round."""
 
-    models: int  # that were sent: one a node, and the initial one where it was sent as well
+    models: int  # that were sent: one per node, and the initial one where it was sent as well
     uplink_bytes: int  # of all Arrays that came in, those of dropped replies too
     accepted: list[int]  # nodes
     dropped: list[tuple[int, str]]  # nodes, and why; those that failed themselves too
@@ -146,7 +146,7 @@ class RoundLedger:
         self._reweighted: list[int] = []
         self.unsettled: set[int] = set()
 
-    def sent(self, content: RecordDict) -> None:
+    def add_upload(self, content: RecordDict) -> None:
         self._sizes.append(size(content))
 
     def accept(self, answer: ReplyContent, claimed: float) -> None:
@@ -160,8 +160,8 @@ class RoundLedger:
         if not answer.settled:
             self.unsettled.add(answer.node)
 
-    def failed(self, node: int, reason: str | None) -> None:
-        """It says so itself, and so does the strategy's log."""
+    def add_failure(self, node: int, reason: str | None) -> None:
+        """Note a reply that is an error; nothing is logged, as the strategy does so."""
         self._failed.append((node, printable(reason or "it failed")))
 
     def drop(self, node: int, reason: str, message: str) -> None:

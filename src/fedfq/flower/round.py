@@ -14,7 +14,7 @@ from fedfq.codec.shared_basis import SharedBasis
 from fedfq.session import derive_basis
 
 from . import limits
-from .arrays import Decoded, NDArray, as_dtype, moved, packed_views
+from .arrays import Decoded, NDArray, add_update, as_dtype, packed_views
 from .limits import UNSCALED, Pair
 from .protocol import fits
 from .replies import ReplyContent, Unusable
@@ -76,26 +76,26 @@ class ServerRound:
         raise Unusable("replay", "its tag is not of this round and node: it was made for another one, or sent twice")
 
     def add(self, answer: ReplyContent) -> ArrayRecord:
-        """Add a payload to the mean. The strategy gets a record without tensors: `averaged` is what it would make."""
+        """Add a payload to the mean. The strategy gets a record without tensors: `average` is what it would make."""
         total = self._total = self._total or Accumulator(like=self.base)
         scales = None if answer.scales == UNSCALED else limits.by_tensor(self.base, answer.scales)
         self._with_basis(lambda basis: total.add(answer.payload, answer.weight, shared_basis=basis, scales=scales))
         return ArrayRecord()
 
-    def averaged(self) -> ArrayRecord:
+    def average(self) -> ArrayRecord:
         """theta + the mean of the updates (Eq. 4)."""
         assert self._total is not None
         self._basis = None
         record = ArrayRecord()
         for name, mean in self._total.drain():
-            record[name] = Array(moved(self.base[name], mean))
+            record[name] = Array(add_update(self.base[name], mean))
         return record
 
-    def lazily(self, answer: ReplyContent) -> ArrayRecord:
+    def decode_later(self, answer: ReplyContent) -> ArrayRecord:
         """The reply's model, to be decoded when it is read."""
         return Decoded(self.base, lambda: self._decode(answer.payload, answer.scales)).record()
 
-    def with_dtypes(self, arrays: ArrayRecord) -> ArrayRecord:
+    def restore_dtypes(self, arrays: ArrayRecord) -> ArrayRecord:
         """What a strategy made of the model, in the model's dtypes. (FedAdam, or a mean of integers, is float64.)"""
         for name, old in self.base.items():
             if name in arrays and arrays[name].dtype != str(old.dtype):

@@ -38,7 +38,7 @@ from fedfq.codec.tensors import specs
 from fedfq.federation.downlink import models_sent
 
 from .arrays import digest, pack, views
-from .limits import MULTIPLE, UNSCALED, Limits
+from .limits import DEFAULT_MULTIPLE, UNSCALED, Limits
 from .protocol import ORDER, TrainOrder, new_token
 from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read, usual_kinds
 from .round import ServerRound
@@ -82,8 +82,8 @@ class Compressed(Strategy):
         *,
         shared_basis: bool = True,
         max_norm: float | None = None,
-        norm_multiple: float | None = MULTIPLE,
-        weight_multiple: float | None = MULTIPLE,
+        norm_multiple: float | None = DEFAULT_MULTIPLE,
+        weight_multiple: float | None = DEFAULT_MULTIPLE,
     ) -> None:
         if isinstance(strategy, Compressed):
             raise ValueError("the strategy is Compressed already")
@@ -148,7 +148,7 @@ class Compressed(Strategy):
         if server_round <= self._number:
             self._begin()
         self._number = server_round
-        key, model = _model(messages)
+        key, model = _find_model(messages)
         packed = pack(model)
         model_digest = digest(packed) if self.shared_basis else ""
         if self.shared_basis and self._initial is None:
@@ -180,30 +180,31 @@ class Compressed(Strategy):
         arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         passed = [reply for reply in arrived if reply.has_error()]
         for reply in passed:
-            ledger.failed(reply.metadata.src_node_id, reply.error.reason)
-        answers = self._alike(self._sound(round_, [reply for reply in arrived if reply.has_content()], ledger), ledger)
+            ledger.add_failure(reply.metadata.src_node_id, reply.error.reason)
+        sound = self._select_sound(round_, [reply for reply in arrived if reply.has_content()], ledger)
+        answers = self._select_alike(sound, ledger)
         self._limit([answer for _, answer in answers], ledger)
         for reply, answer in answers:
-            record = round_.add(answer) if averages else round_.lazily(answer)
+            record = round_.add(answer) if averages else round_.decode_later(answer)
             reply.content = RecordDict({**reply.content, answer.key: record, answer.metrics_key: answer.metrics})
             passed.append(reply)
         arrays, metrics = None, None
         if passed:  # not all strategies can do with nothing at all
             arrays, metrics = self.strategy.aggregate_train(server_round, passed)
         if arrays is not None:
-            arrays = round_.averaged() if averages else round_.with_dtypes(arrays)
+            arrays = round_.average() if averages else round_.restore_dtypes(arrays)
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
         self._settled = (self._settled | ledger.settled) - ledger.unsettled
         self.last = ledger.arrivals(self._models)
         return arrays, ledger.metrics(metrics)
 
-    def _sound(self, round_: ServerRound, replies: list[Message], ledger: RoundLedger) -> list[Answered]:
+    def _select_sound(self, round_: ServerRound, replies: list[Message], ledger: RoundLedger) -> list[Answered]:
         """The replies of which each for itself can be used, with their norms."""
-        weight_key, loss_key = _keys(self.strategy)
+        weight_key, loss_key = _find_keys(self.strategy)
         found = []
         for reply in replies:
             node = reply.metadata.src_node_id
-            ledger.sent(reply.content)
+            ledger.add_upload(reply.content)
             try:
                 answer = read(node, reply.content, weight_key)
                 answer.check(loss_key)
@@ -214,8 +215,8 @@ class Compressed(Strategy):
                 found.append((reply, answer))
         return found
 
-    def _alike(self, answers: list[Answered], ledger: RoundLedger) -> list[Answered]:
-        """Those with the metrics that most have."""
+    def _select_alike(self, answers: list[Answered], ledger: RoundLedger) -> list[Answered]:
+        """The answers with the metrics that most have."""
         usual = usual_kinds([answer for _, answer in answers], self._kinds)
         found = []
         for reply, answer in answers:
@@ -261,7 +262,7 @@ def _averages(strategy: Strategy) -> bool:
     return isinstance(strategy, FedAvg) and type(strategy).aggregate_train is FedAvg.aggregate_train
 
 
-def _model(messages: list[Message]) -> tuple[str, ArrayRecord]:
+def _find_model(messages: list[Message]) -> tuple[str, ArrayRecord]:
     """The model that all messages of a round carry, and its name in them."""
     records = list(messages[0].content.array_records.items())
     if len(records) != 1:
@@ -282,7 +283,7 @@ def _clipping_norm(content: RecordDict) -> float | None:
     return None
 
 
-def _keys(strategy: Strategy) -> tuple[str | None, str | None]:
+def _find_keys(strategy: Strategy) -> tuple[str | None, str | None]:
     """The metrics by which the strategy, or the one that it stands around, weighs replies: their number of examples,
     and in QFedAvg their loss."""
     while isinstance(inner := getattr(strategy, "strategy", None), Strategy):

@@ -3,9 +3,9 @@
 `acsgd`, the authors': C_n = r d alpha^((N - n) / 2) G_n at step n of N, with G_n the mean norm of recent gradients;
 b = floor(log2(C_n) / 2 + 1/4) bits for each of k = (C_n - 32) / (b + log2 d) entries. These are drawn at random and
 multiplied by d / k, then rounded at random to s = 2^(b-1) - 1 levels of their l2 norm. Unbiased, no memory. Deviations:
-- The authors measure G_n over 100 steps of all clients. A client here has one update a round: G_n is its norm, in
-  units of that of the client's first update, which it remembers. So r counts bits a parameter, and C_n does not depend
-  on the units of h. n is the round.
+- The authors measure G_n over 100 steps of all clients. A client here has one update per round: G_n is its norm, in
+  units of that of the client's first update, which it remembers. So r counts bits per parameter, and C_n does not
+  depend on the units of h. n is the round.
 - The authors count log2 d bits for each index. The indices are random, so 8 bytes of seed stand for all.
 
 `acsgd-topk`, as compared with by FedFQ's authors: C = ceil(32 d / claimed_ratio) whatever the norm, b = floor(v) and
@@ -54,7 +54,7 @@ class ACSGD(Method):
 
     summary: ClassVar[str] = "entries drawn at random, and rounded at random, as many as the update's norm deserves"
     paper: ClassVar[str] = "AC-SGD (Yan et al. 2022)"
-    claims: ClassVar[str] = "32 bits, and b + log2 d an entry sent"
+    claims: ClassVar[str] = "32 bits, and b + log2 d bits per entry sent"
     client_memory: ClassVar[str] = "one number"
     unbiased: ClassVar[bool] = True
 
@@ -112,7 +112,7 @@ class ACSGDTopK(Method):
 
     summary: ClassVar[str] = "the largest entries, rounded at random, with as many bits each as the budget suggests"
     paper: ClassVar[str] = "AC-SGD as in FedFQ's Table 2"
-    claims: ClassVar[str] = "32 / claimed_ratio bits a parameter (positions are free)"
+    claims: ClassVar[str] = "32 / claimed_ratio bits per parameter (positions are free)"
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ h - g_hat on a grid of 2^b points from -r to r, of step 2 r / (2^b - 1), rounded
 - Nothing is sent if ||Q - g_hat||^2 <= motion + 3 (eps + eps_hat), with eps = ||h - Q||^2 and eps_hat that of the last
   upload, unless the client was silent for 100 rounds. The server then uses g_hat once more.
 - motion = 1 / M^2 * sum of xi ||change of the model||^2 over the last D = 10 rounds, with xi = 0.8 / D and M clients
-  a round. The server announces it: 8 bytes.
+  per round. The server announces it: 8 bytes.
 
 Deviations: LAQ's gradients are times a rate alpha what updates are, so its 1 / alpha^2 is 1 here. LAQ's server adds up
 all clients every step; ours averages those of the round, so that g_hat is as old as a client's last turn. LAQ skips at
@@ -35,7 +35,7 @@ from .wire import Reader, divide, finite, join, lengths, split, unite
 WIDTHS = (2, 4, 8)
 MOTION_ROUNDS = 10  # D
 MOTION_WEIGHT = 0.8 / MOTION_ROUNDS  # xi
-LONGEST_SILENCE = 100
+MAX_SILENT_ROUNDS = 100  # after which a client sends in any case
 MOTION = struct.Struct("<d")
 SENT, ROUND, ERROR = "sent", "round", "error"  # of a client's memory
 MOTION_KEY = "motion"  # of the server's; its others are client/tensor
@@ -47,9 +47,9 @@ class AQG(Method):
         "what changed since the client's last upload, in 2, 4 or 8 bits, or nothing if that is little"
     )
     paper: ClassVar[str] = "AQG-style (after Mao et al. 2022; LAQ, Sun et al. 2019)"
-    claims: ClassVar[str] = "b bits a parameter and 32, where anything is sent"
+    claims: ClassVar[str] = "b bits per parameter and 32 bits, where anything is sent"
     client_memory: ClassVar[str] = "one model"
-    server_memory: ClassVar[str] = "one model a client"
+    server_memory: ClassVar[str] = "one model per client"
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
         parts = divide(update)
@@ -57,7 +57,7 @@ class AQG(Method):
         known = memory.get(SENT, np.zeros(h.size, np.float32))
         if known.shape != h.shape:
             raise ValueError(f"the update has {h.size} entries, its memory has shape {known.shape}")
-        motion = _announced(order.announcement) if order.announcement else 0.0
+        motion = _read_announcement(order.announcement) if order.announcement else 0.0
         change = finite(h.astype(np.float64) - known)
         scale = peak(change)
         bits = _width(h.size, float(scale), motion)
@@ -65,7 +65,7 @@ class AQG(Method):
         sent = finite(known.astype(np.float64) + _values(codes, float(scale), bits))
         error = energy(h - sent.astype(np.float64))
         silent = order.context.number - int(memory.get(ROUND, order.context.number))
-        if memory and silent < LONGEST_SILENCE:
+        if memory and silent < MAX_SILENT_ROUNDS:
             allowed = motion + 3 * (error + float(memory[ERROR]))
             if energy(sent - known.astype(np.float64)) <= allowed:
                 return Upload(None, 0, memory)
@@ -107,11 +107,11 @@ class Remembering(Server):
 
     def receive(self, client: int, payload: bytes | None, weight: float) -> None:
         if payload is not None:
-            self._known[client] = self._updated(client, payload)
+            self._known[client] = self._decode_update(client, payload)
         if client in self._known:
             self._add(self._known[client], weight)
 
-    def _updated(self, client: int, payload: bytes) -> dict[str, Array]:
+    def _decode_update(self, client: int, payload: bytes) -> dict[str, Array]:
         """The client's update, with the change that it sent: the same numbers as the client has."""
         sizes = lengths(self.like)
         flat, reader = self._changes(payload, self.like)
@@ -143,7 +143,7 @@ class Remembering(Server):
                 self._known.setdefault(int(client), {})[name] = array
 
 
-def _announced(data: bytes) -> float:
+def _read_announcement(data: bytes) -> float:
     motion = float(MOTION.unpack(data)[0]) if len(data) == MOTION.size else math.nan
     if not (math.isfinite(motion) and motion >= 0):
         raise ValueError(f"the announced motion must be a number >= 0 in {MOTION.size} bytes, got {data.hex()}")

@@ -39,7 +39,7 @@ class DAdaQuant(Method):
 
     summary: ClassVar[str] = "random rounding to a number of levels that grows with time and with a client's weight"
     paper: ClassVar[str] = "DAdaQuant (Hönig et al. 2022)"
-    claims: ClassVar[str] = "the bits of the code, 32 a tensor"
+    claims: ClassVar[str] = "the bits of the code, 32 bits per tensor"
     server_memory: ClassVar[str] = "the last losses"
     unbiased: ClassVar[bool] = True
 

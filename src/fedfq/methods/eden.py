@@ -48,7 +48,7 @@ from .wire import (
 
 SEED_BYTES, SCALE_BYTES = 8, 4
 MAX_BITS = 8
-LARGEST_BLOCK, SMALLEST_BLOCK = 1 << 16, 1 << 7
+LARGEST_BLOCK, SMALLEST_BLOCK = 1 << 16, 1 << 7  # entries
 SIGNS, SAMPLE = 0, 1  # random sequences
 NEWTON_STEPS = 20
 
@@ -66,7 +66,7 @@ class Eden(Method):
 
     summary: ClassVar[str] = "a random rotation, after which every entry is rounded as a Gaussian one"
     paper: ClassVar[str] = "EDEN (Vargaftik et al. 2022)"
-    claims: ClassVar[str] = "32 / ratio bits a parameter"
+    claims: ClassVar[str] = "32 / ratio bits per parameter"
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
@@ -143,7 +143,7 @@ def _cut(size: int) -> list[tuple[int, int]]:
 
 
 def _fill(size: int, bits: int) -> list[int]:
-    """Blocks of up to `size` entries, one bit each and a scale a block, that fill so many bits."""
+    """Blocks of up to `size` entries, one bit each and one scale per block, that fill so many bits."""
     blocks: list[int] = []
     while True:
         room = min(size, bits - 8 * SCALE_BYTES, LARGEST_BLOCK)

@@ -13,7 +13,7 @@ from .wire import Reader, divide, lengths, unite
 class FedAvg(Method):
     summary: ClassVar[str] = "every update as float32; what all others are compared with"
     paper: ClassVar[str] = "McMahan et al. 2017"
-    claims: ClassVar[str] = "32 bits a parameter"
+    claims: ClassVar[str] = "32 bits per parameter"
     unbiased: ClassVar[bool] = True
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:

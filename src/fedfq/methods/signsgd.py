@@ -1,11 +1,11 @@
-"""signSGD with majority vote (Bernstein et al., 2018), and EF-signSGD (Karimireddy et al., 2019): a bit an entry.
+"""signSGD with majority vote (Bernstein et al., 2018), and EF-signSGD (Karimireddy et al., 2019): one bit per entry.
 
 Majority: a client sends sign(h), the server steps by eta * sign(sum of the signs). With error feedback, p = h + e is
 sent as mean |p| * sign(p), tensor by tensor, e = p minus that, and the server takes the mean.
 
 Deviation: signSGD's eta is a rate to be tuned. Here updates have a size of their own, so each tensor's mean |h| is sent
-with its signs (32 bits a tensor, as EF-signSGD does anyway) and eta is the mean of those. Votes have the weights of the
-mean. A zero is sent as plus; a tensor of zeros has no vote. Tensors that are not compressed are averaged.
+with its signs (32 bits per tensor, as EF-signSGD does anyway) and eta is the mean of those. Votes have the weights of
+the mean. A zero is sent as plus; a tensor of zeros has no vote. Tensors that are not compressed are averaged.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SignSGD(Method):
 
     summary: ClassVar[str] = "one bit per entry; the server follows the majority, or the mean with error feedback"
     paper: ClassVar[str] = "signSGD (Bernstein et al. 2018), EF-signSGD (Karimireddy et al. 2019)"
-    claims: ClassVar[str] = "1 bit a parameter"
+    claims: ClassVar[str] = "1 bit per parameter"
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:

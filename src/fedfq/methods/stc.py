@@ -37,7 +37,7 @@ class STC(Method):
 
     summary: ClassVar[str] = "the largest entries of each tensor, as one magnitude and signs"
     paper: ClassVar[str] = "STC (Sattler et al. 2019)"
-    claims: ClassVar[str] = "Golomb bits and a sign an entry sent, 32 a tensor"
+    claims: ClassVar[str] = "Golomb bits and a sign per entry sent, 32 bits per tensor"
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class STC(Method):
         payload += write(*(_positions(at, p[name].size) for name, at in places.items()), *signs) + parts.carried
         for name, at in places.items():  # p is ours: what is sent leaves it
             p[name][at] -= np.where(p[name][at] < 0, -scales[name], scales[name])
-        return Upload(payload, self._claimed(counts, lengths(update)), p if self.error_feedback else {})
+        return Upload(payload, self._count_claimed_bits(counts, lengths(update)), p if self.error_feedback else {})
 
     def _choose(self, update: Update, ranked: dict[str, Ranked], carried: int) -> tuple[dict[str, int], bytes]:
         """How many entries of each tensor are sent, and what says so in the payload."""
@@ -78,10 +78,10 @@ class STC(Method):
             bits = sum(_positions(ranked[name].top(k), sizes[name]).bits + k for name, k in counts.items())
             return fixed + -(-bits // 8)
 
-        number = largest_that_fits(size_of, min(total, 4 * budget), budget)  # two bits an entry at least
+        number = largest_that_fits(size_of, min(total, 4 * budget), budget)  # two bits per entry at least
         return _shares(sizes, number / total), number.to_bytes(NUMBER_BYTES, "little")
 
-    def _claimed(self, counts: dict[str, int], sizes: dict[str, int]) -> float:
+    def _count_claimed_bits(self, counts: dict[str, int], sizes: dict[str, int]) -> float:
         return sum(32 + k * (golomb_bits(k / sizes[name]) + 1) for name, k in counts.items() if k)
 
     def decode(self, payload: bytes, like: Update, context: RoundContext = ANY_ROUND) -> dict[str, Array]:

@@ -4,7 +4,7 @@ Of p = h + e, all tensors as one vector, the k largest magnitudes are sent, and 
 count k values of 32 bits and k indices of log2 d bits.
 
 Ours sends less for the same: values as float16 times one float32 (max |p|; what rounding leaves goes to e as well), and
-positions in the Golomb code, which becomes a bitmap where k is large (b* = 0 takes a bit an entry). So k is the
+positions in the Golomb code, which becomes a bitmap where k is large (b* = 0 takes one bit per entry). So k is the
 largest whose payload fits the ratio.
 """
 
@@ -35,7 +35,7 @@ class TopK(Method):
 
     summary: ClassVar[str] = "only the largest entries, the rest later"
     paper: ClassVar[str] = "top-k with memory (Stich et al. 2018)"
-    claims: ClassVar[str] = "32 + log2 d bits an entry sent"
+    claims: ClassVar[str] = "32 + log2 d bits per entry sent"
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from .method import Array, Method, Order, State, Update
 
 ROUNDS = 3  # in the first there is neither a memory nor a drift of the model; AQG sends from the second on what changed
-SCALE = 1e-3
+SCALE = 1e-3  # standard deviation of the entries of an update
 
 
 def warm_up(method: Method, like: Update) -> None:
@@ -19,14 +19,14 @@ def warm_up(method: Method, like: Update) -> None:
         context = method.open_round(round_, model, like)
         server.open_round(context)
         announcement = server.announce({0: 1.0}).get(0, b"")
-        update = {name: _made_up(value, rng) for name, value in like.items()}
+        update = {name: _make_up(value, rng) for name, value in like.items()}
         upload = method.encode(update, memory, Order(context, 0, round_, announcement))
         memory = upload.memory
         server.receive(0, upload.payload, 1.0)
         model = {name: model[name] + change for name, change in server.finish(1.0).items()}
 
 
-def _made_up(value: Array, rng: np.random.Generator) -> Array:
+def _make_up(value: Array, rng: np.random.Generator) -> Array:
     """Like an update: large along few directions, and with some noise; whole numbers do not change."""
     if value.dtype.kind != "f":
         return np.zeros_like(value)

@@ -19,7 +19,7 @@ from fedfq.codec.tensors import EXACT, KEPT, QUANTIZED, Tensor, read, specs
 
 from .method import Array, State, Update
 
-HALF_LARGEST = float(np.finfo(np.float16).max)
+FLOAT16_MAX = float(np.finfo(np.float16).max)
 
 
 class Parts(NamedTuple):
@@ -38,7 +38,7 @@ def divide(update: Update) -> Parts:
         if tensor.kind == QUANTIZED:
             vectors[tensor.spec.name] = np.ascontiguousarray(tensor.array, np.float32).reshape(-1)
         elif tensor.kind == KEPT:
-            carried.append(np.clip(tensor.array, -HALF_LARGEST, HALF_LARGEST).astype("<f2").tobytes())
+            carried.append(np.clip(tensor.array, -FLOAT16_MAX, FLOAT16_MAX).astype("<f2").tobytes())
         else:
             carried.append(_as_little(tensor.array).tobytes())
     return Parts(vectors, b"".join(carried))
@@ -57,7 +57,7 @@ def unite(like: Update, vectors: Mapping[str, Array], reader: Reader) -> dict[st
         if tensor.kind == QUANTIZED:
             values = vectors[spec.name]
         else:
-            values = _carried(tensor, reader)
+            values = _read_carried(tensor, reader)
         if spec.is_float and not np.isfinite(values).all():
             raise PayloadError("malformed", f"tensor {spec.name!r} has entries that are not finite")
         result[spec.name] = _cast(values, spec.dtype).reshape(spec.shape)
@@ -118,7 +118,7 @@ def correct(vectors: Mapping[str, Array], memory: State) -> dict[str, Array]:
     return result
 
 
-def _carried(tensor: Tensor, reader: Reader) -> Array:
+def _read_carried(tensor: Tensor, reader: Reader) -> Array:
     spec = tensor.spec
     if tensor.kind == KEPT:
         return reader.floats("<f2", spec.size).astype(np.float32)

@@ -42,7 +42,7 @@ POLL_S = 0.2  # how often the server asks for replies; Flower's own loop does so
 MEETING_POLL_S = 0.05
 TIMEOUT_S = 600.0  # for a round
 RANK, COMMON, OWN, NOISE = 4, 0.7, 0.6, 0.4  # of an update: ranks, and shares of its norm
-SIZE = 0.01  # an update's norm over the model's
+UPDATE_SIZE = 0.01  # an update's norm over the model's
 
 
 # The model
@@ -80,7 +80,7 @@ def _norm(name: str, width: int) -> dict[str, NDArray]:
     }
 
 
-def trained(theta: Mapping[str, NDArray], round_: int, client: int, steps: int) -> dict[str, NDArray]:
+def emulate_training(theta: Mapping[str, NDArray], round_: int, client: int, steps: int) -> dict[str, NDArray]:
     """The model after emulated training: theta and an update that this client would have in this round."""
     common, own = np.random.default_rng([round_]), np.random.default_rng([round_, client + 1])
     new = {}
@@ -88,11 +88,11 @@ def trained(theta: Mapping[str, NDArray], round_: int, client: int, steps: int) 
         if old.ndim == 0:  # steps so far; FedAvg makes a float of it
             new[name] = np.asarray(old + steps, old.dtype)
         elif old.ndim == 1:
-            new[name] = (old + SIZE * _unit(own, old.shape)).astype(np.float32)
+            new[name] = (old + UPDATE_SIZE * _unit(own, old.shape)).astype(np.float32)
         else:
             rows = (old.shape[0], old.size // old.shape[0])
             update = COMMON * _low_rank(common, rows) + OWN * _low_rank(own, rows) + NOISE * _unit(own, rows)
-            new[name] = (old + SIZE * float(np.linalg.norm(old)) * update.reshape(old.shape)).astype(np.float32)
+            new[name] = (old + UPDATE_SIZE * float(np.linalg.norm(old)) * update.reshape(old.shape)).astype(np.float32)
     return new
 
 
@@ -123,7 +123,7 @@ def unflat(vector: NDArray, like: Mapping[str, NDArray]) -> dict[str, NDArray]:
 def exercise() -> None:
     """Make whatever is compiled or loaded on first use ready, before processes are forked."""
     initial = resnet20(0)
-    theta, new = (trained(initial, round_, 0, 1) for round_ in (1, 2))
+    theta, new = (emulate_training(initial, round_, 0, 1) for round_ in (1, 2))
     update = {name: new[name] - initial[name] for name in initial}
     basis = SharedBasis(theta, initial)
     payload = Codec(gain="norm", layout="digest").encode(update, shared_basis=basis)
@@ -133,7 +133,7 @@ def exercise() -> None:
 # The client
 
 
-def paced(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+def keep_pace(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Make a client as fast as one with a machine of its own.
 
     All clients come here with the model, and do what is real, one after the other: make the update, encode it. The
@@ -142,7 +142,7 @@ def paced(message: Message, context: Context, call_next: ClientAppCallable) -> M
     """
     config = context.run_config
     meeting = Path(str(config["meeting"]))
-    round_, number = _whose(message, context)
+    round_, number = _identify(message, context)
     stopped = _meet(meeting, f"{round_}-begin", number, int(config["clients"]))
     try:
         with _turn(meeting):
@@ -164,13 +164,13 @@ def paced(message: Message, context: Context, call_next: ClientAppCallable) -> M
 
 @contextmanager
 def _turn(folder: Path) -> Iterator[None]:
-    """One client at a time: with others on the same cores, encoding would take it more of a core."""
+    """Let one client at a time work: with others on the same cores, its encoding would take more seconds of a core."""
     with open(folder / "turn", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _whose(message: Message, context: Context) -> tuple[int, int]:
+def _identify(message: Message, context: Context) -> tuple[int, int]:
     """The round, and the number of the client."""
     config: Any = message.content.config_records["config"]
     return int(config["server-round"]), int(context.node_config["partition-id"])
@@ -193,19 +193,19 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
     return fedfq_mod(float(context.run_config["ratio"]))(message, context, call_next)
 
 
-client = ClientApp(mods=[paced, compress])
+client = ClientApp(mods=[keep_pace, compress])
 
 
 @client.train()
 def train(message: Message, context: Context) -> Message:
     cpu = time.process_time()
-    round_, number = _whose(message, context)
+    round_, number = _identify(message, context)
     theta = tensors(message.content.array_records["arrays"])
     steps = int(context.run_config["steps"])
     if list(theta) == ["model"]:
-        new = flat(trained(unflat(theta["model"], resnet20(0)), round_, number, steps))
+        new = flat(emulate_training(unflat(theta["model"], resnet20(0)), round_, number, steps))
     else:
-        new = trained(theta, round_, number, steps)
+        new = emulate_training(theta, round_, number, steps)
     made = record(new)
     metrics = MetricRecord({"num-examples": 1, "app-cpu-s": time.process_time() - cpu})
     return Message(RecordDict({"arrays": made, "metrics": metrics}), reply_to=message)
@@ -227,7 +227,7 @@ def main(grid: Grid, context: Context) -> None:
     arrays = record(flat(model) if variant == "fedavg" else model)
     with open(str(config["out"]), "a", buffering=1) as file:
         for round_ in range(1, int(config["rounds"]) + 1):
-            arrays, line = measured_round(strategy, grid, arrays, round_, float(config["slow-motion"]))
+            arrays, line = measure_round(strategy, grid, arrays, round_, float(config["slow-motion"]))
             file.write(json.dumps(line) + "\n")
 
 
@@ -239,7 +239,7 @@ def _model(tensors: int) -> dict[str, NDArray]:
     return {f"layer{k}": rng.standard_normal((100, 100), np.float32) for k in range(tensors)}
 
 
-def measured_round(
+def measure_round(
     strategy: Strategy, grid: Grid, arrays: ArrayRecord, round_: int, slow_motion: float
 ) -> tuple[ArrayRecord, dict[str, Any]]:
     """A round as `Strategy.start` does it, with a clock, and the bytes that passed the server's link meanwhile.

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedfq.flower.processes import (
     CONNECTION,
-    PATIENCE,
+    START_TIMEOUT_S,
     end,
     environment,
     running,
@@ -47,7 +47,7 @@ class Deployment:
     home: Path
 
     def run(self, config: dict[str, Any]) -> list[dict[str, Any]]:
-        """Run the app of this experiment; returns the lines that its server wrote, one a round."""
+        """Run the app of this experiment; returns the lines that its server wrote, one per round."""
         out, app, log = self.home / "rounds.jsonl", self.home / "app", self.home / "run.txt"
         meeting = self.home / "meeting"
         meeting.mkdir()
@@ -65,7 +65,7 @@ class Deployment:
 
 @contextmanager
 def deployed(network: Network) -> Iterator[Deployment]:
-    """Start everything, and end it."""
+    """Start the SuperLink and its SuperNodes, and end them on leaving."""
     if port_in_use(network.server, PORT):
         raise ValueError(f"port {PORT} is in use in the network namespace {network.server}")
     processes: list[subprocess.Popen[bytes]] = []
@@ -109,7 +109,7 @@ def _client_environment(network: Network, home: Path, number: int) -> dict[str, 
 
 
 def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + START_TIMEOUT_S
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{log.stem} did not start:\n{tail(log)}")
@@ -117,6 +117,6 @@ def _wait(ready: Callable[[], bool], process: subprocess.Popen[bytes], log: Path
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """Those that are complete."""
+    """The lines of a file that are complete."""
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

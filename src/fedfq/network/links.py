@@ -27,7 +27,7 @@ from fedfq.signals import ending_by_signal, undisturbed
 TOOLS = {"ip": "iproute2", "tc": "iproute2"}  # and the package that brings them
 SERVER_ADDRESS = "10.0.0.1"
 MOST_CLIENTS = 200  # of one /24
-BURST = 16_000  # bytes that may leave at once; ten packets, so that a short transfer is not faster than the link
+BURST_BYTES = 16_000  # that may leave at once; ten packets, so that a short transfer is not faster than the link
 QUEUE_MS = 200  # what may wait in front of the link, as in a usual router
 INTERFACE = "eth0"  # in the namespaces of the server and the clients
 
@@ -132,7 +132,10 @@ def _build(net: Network, uplink_mbps: float, downlink_mbps: float, offload: bool
 
 
 def _plug_in(net: Network, namespace: str, port: str, address: str, offload: bool) -> None:
-    """A cable from a machine to the switch, made inside the switch so that it never is in the host's namespace."""
+    """Connect a machine to the switch by a veth pair.
+
+    It is made inside the switch, so that it never is in the host's namespace.
+    """
     _in(net.switch, f"link add {port} type veth peer name {INTERFACE} netns {namespace}")
     for where, end in ((net.switch, port), (namespace, INTERFACE)):
         if not offload:
@@ -143,12 +146,12 @@ def _plug_in(net: Network, namespace: str, port: str, address: str, offload: boo
 
 
 def _shape(namespace: str, interface: str, mbps: float) -> None:
-    rate = f"rate {int(mbps * 1e6)}bit burst {BURST} latency {QUEUE_MS}ms"
+    rate = f"rate {int(mbps * 1e6)}bit burst {BURST_BYTES} latency {QUEUE_MS}ms"
     _run("tc", "-n", namespace, *f"qdisc add dev {interface} root tbf {rate}".split())
 
 
 def _tear_down(net: Network) -> None:
-    """Whatever runs in our namespaces was started there by us."""
+    """End all processes in our namespaces, which we started there, and delete the namespaces."""
     there = [name for name in net.namespaces if name in _namespaces()]
     for name in there:
         for pid in _run("ip", "netns", "pids", name, check=False).split():

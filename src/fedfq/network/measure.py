@@ -1,6 +1,6 @@
 """Measure rounds of Flower's deployment behind shaped links, one cell of Tables 3 and 4 at a time.
 
-    OUT/<downlink>/<clients>-<variant>.json    conditions, environment, and a line a round
+    OUT/<downlink>/<clients>-<variant>.json    conditions, environment, and one line per round
     OUT/<downlink>-slow<K>/...                 in slow motion
 
 A cell that is there is not measured again.
@@ -26,7 +26,7 @@ import fedfq
 from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.files import write_bytes
 
-# The paper's setting, and what its tables say: seconds an epoch, by clients.
+# The paper's setting, and what its tables say: seconds per epoch, by clients.
 EXAMPLES, BATCH, STEPS = 50_000, 64, 5
 PAPER = {
     "table3": {2: 45.1, 4: 28.4, 8: 22.3, 16: 18.6},

@@ -28,8 +28,8 @@ HEADERS = 1514 / 1448  # of Ethernet, IP and TCP: what a full packet takes over 
 ACKNOWLEDGEMENT = 66 / (2 * 1514)  # bytes that go the other way meanwhile for every byte: a small packet for two full
 RATIOS = (1, 4, 16, 32, 64, 128, 256, 512, 1024)
 ROUNDED = 1 + 1e-9  # a line that is as fast as its share may seem faster by a rounding error, and would not rest
-NEAR = 0.05  # a round that takes so much longer than the best is as good
-TRIAL_PARAMETERS = 1_000_000
+NEAR_FASTEST = 0.05  # share of its seconds: a round that takes so much longer than the best is as good
+TRIAL_PARAMETERS = 1_000_000  # of the update that is timed
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Setting:
     encode_seconds: float = 0.0  # of a client's whole update; nothing is encoded at a ratio of 1
     decode_seconds: float = 0.0
     # Clients that look for work from time to time start at different moments, which spreads the load of a link: the
-    # longest pause before download, steps and upload. With pauses, all begin their steps together, as in `app.paced`.
+    # longest pause before download, steps and upload. With pauses, all begin their steps together (`app.keep_pace`).
     pauses: tuple[float, float, float] | None = None
 
     def __post_init__(self) -> None:
@@ -152,7 +152,7 @@ class Link:
         self._plan = 0  # number of the latest alarm; older ones are void
 
     def transfer(self, size: float, line_mbps: float = math.inf) -> simpy.Event:
-        """An event that happens when `size` bytes are through."""
+        """Start a transfer; returns an event that happens when `size` bytes have passed the link."""
         done = self._world.event()
         line = line_mbps * 1e6
         if math.isinf(self._bandwidth) and math.isinf(line):
@@ -165,7 +165,7 @@ class Link:
         return done
 
     def _advance(self) -> None:
-        """To the present."""
+        """Count what was transferred until now."""
         now = self._world.now
         if self._free:
             self._served += self._share * (now - self._then)
@@ -254,7 +254,7 @@ def plan(setting: Setting, ratios: Sequence[float] = RATIOS) -> Plan:
     if not rounds:
         raise ValueError("no ratio to choose from")
     fastest = min(rounds, key=lambda each: each.seconds)
-    recommended = next(each for each in rounds if each.seconds <= (1 + NEAR) * fastest.seconds)
+    recommended = next(each for each in rounds if each.seconds <= (1 + NEAR_FASTEST) * fastest.seconds)
     return Plan(rounds, fastest, recommended)
 
 

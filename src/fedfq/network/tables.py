@@ -77,7 +77,7 @@ class NetworkRow(NamedTuple):
 
     @property
     def predicted_s(self) -> float:
-        return predicted(self)
+        return predict_seconds(self)
 
     @property
     def epoch_s(self) -> float:
@@ -158,7 +158,7 @@ def _spread(values: list[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def predicted(row: NetworkRow) -> float:
+def predict_seconds(row: NetworkRow) -> float:
     """What `fedfq plan` says of a cell: the one-parameter model's round, and what this model takes beyond it.
 
     No link is faster than the cores of this machine pass its bytes on. The server's part is not in it: the clients'

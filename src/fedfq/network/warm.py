@@ -43,7 +43,7 @@ def write_stand_in(folder: Path) -> None:
 
 
 def serve(path: str) -> None:
-    """Fork for everyone who asks."""
+    """Fork a process for each request on the socket."""
     import httpx
     from flwr.supernode.cli import flwr_clientapp
 
@@ -79,7 +79,7 @@ def _run(main: Any, arguments: list[str], environment: dict[str, str]) -> None:
 
 
 def _enter(namespace: str) -> None:
-    """Go to a network namespace (os.setns is there from Python 3.12 on)."""
+    """Move this process into a network namespace (os.setns is there from Python 3.12 on)."""
     with open(f"/var/run/netns/{namespace}") as file:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(file.fileno(), CLONE_NEWNET):

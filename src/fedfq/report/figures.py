@@ -15,7 +15,7 @@ from fedfq.report.runs import RunData, settings
 from fedfq.report.styles import Style, styles
 
 PANEL = (3.4, 2.5)  # inches: the width of a column
-MARKED = 8  # markers on a curve, about
+MARKERS_PER_CURVE = 8  # about
 
 # Identifiers in SVG files come from a salt instead of chance; no file says when it was made.
 RC: Any = {
@@ -73,7 +73,7 @@ def _figure(runs: Sequence[RunData], field: str) -> Figure:
 def _curve(axes: Any, run: RunData, field: str, look: Style, name: str, phase: float) -> None:
     """`phase` (0 to 1) shifts the markers, so that curves which coincide do not hide each other's."""
     points = [point for point in run.points if getattr(point, field) > 0]  # no bytes yet: not on a log axis
-    every = max(1, len(points) // MARKED)
+    every = max(1, len(points) // MARKERS_PER_CURVE)
     axes.plot(
         [getattr(point, field) for point in points],
         [point.accuracy for point in points],

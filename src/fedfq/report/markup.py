@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-LONGEST = 300  # characters of a text from outside
+MAX_TEXT_CHARACTERS = 300  # of a text from outside
 NOTHING = "–"
 
 
 def text(value: Any) -> str:
     """Anything as text of the page: escaped, not too long, and without characters that rearrange what is around."""
     shown = str(value)
-    if len(shown) > LONGEST:
-        shown = shown[: LONGEST - 1] + "…"
+    if len(shown) > MAX_TEXT_CHARACTERS:
+        shown = shown[: MAX_TEXT_CHARACTERS - 1] + "…"
     return escape(shown if shown.isprintable() else repr(shown))
 
 
@@ -129,5 +129,5 @@ def pairs(items: Iterable[tuple[str, Any]]) -> str:
     return "<dl>" + "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in items) + "</dl>"
 
 
-def folded(title: str, content: str, unfolded: bool = False) -> str:
+def fold(title: str, content: str, unfolded: bool = False) -> str:
     return f"<details{' open' if unfolded else ''}><summary>{title}</summary>\n{content}</details>"

@@ -23,7 +23,7 @@ import fedfq
 from fedfq.files import write_bytes
 from fedfq.report import markup
 from fedfq.report.markup import TableCell, text
-from fedfq.report.runs import LAST, RunData, read_runs, settings, summary_rows
+from fedfq.report.runs import LAST_EVALUATIONS, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
 MOST_REJECTED = 200  # rows shown
@@ -64,7 +64,7 @@ def page(runs: Sequence[RunData], target: float | None = None) -> str:
         _head(groups),
         *(_section(place, curves) for place, curves in enumerate(drawn)),
         _summary(runs, names, target),
-        _rejected(runs, names),
+        _show_rejected(runs, names),
         _payloads(runs, names),
         _seconds(runs, names),
         _configuration(runs, names),
@@ -217,8 +217,10 @@ def charts(place: int, curves: Curves) -> str:
 
 
 def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str:
-    numbers = [f"Accuracy, last {LAST}", "final", "best", "Uplink", "Uplink a client", "Wire ratio", "Claimed ratio"]
-    numbers += [f"Uplink to {100 * target:.4g}%", f"a client to {100 * target:.4g}%"] if target is not None else []
+    accuracies = (f"accuracy_last_{LAST_EVALUATIONS}", "accuracy", "best_accuracy")
+    numbers = [f"Accuracy, last {LAST_EVALUATIONS}", "final", "best"]
+    numbers += ["Uplink", "Uplink per client", "Wire ratio", "Claimed ratio"]
+    numbers += [f"Uplink to {100 * target:.4g}%", f"per client to {100 * target:.4g}%"] if target is not None else []
     numbers += ["Downlink", "Rejected", "Rounds"]
     rows = []
     for run, row in zip(runs, summary_rows(runs, target)):
@@ -226,7 +228,7 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
         rows.append(
             [
                 names.cell(run),
-                *(markup.percent(row[key]) for key in (f"accuracy_last_{LAST}", "accuracy", "best_accuracy")),
+                *(markup.percent(row[key]) for key in accuracies),
                 *_all_and_one(run, row["uplink_bytes"]),
                 markup.times(row["wire_ratio"]),
                 markup.times(row["claimed_ratio"]),
@@ -238,16 +240,17 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
         )
     columns = [("Run", False), *((name, True) for name in numbers)]
     shown = markup.table("Summary", columns, rows)
-    return markup.section("Summary", shown, markup.folded("What the columns mean", MEANING))
+    return markup.section("Summary", shown, markup.fold("What the columns mean", MEANING))
 
 
 MEANING = f"""<dl>
-<dt>Accuracy</dt><dd>on the test examples: the mean of the last {LAST} evaluations, the last one, the best one</dd>
+<dt>Accuracy</dt><dd>on the test examples: the mean of the last {LAST_EVALUATIONS} evaluations, the last one, the best
+one</dd>
 <dt>Uplink</dt><dd>the length of every payload that any client sent, refused ones included</dd>
-<dt>a client</dt><dd>the uplink over the clients of a round: one client that takes part in every round, as Table 2 of
+<dt>per client</dt><dd>the uplink over the clients of a round: one client that takes part in every round, as Table 2 of
 the paper counts</dd>
-<dt>Wire ratio</dt><dd>what the answers that the server took would be as float32 (4 bytes a parameter), over the uplink;
-a client that had nothing new to say counts as an answer, one that was refused does not</dd>
+<dt>Wire ratio</dt><dd>what the answers that the server took would be as float32 (4 bytes per parameter), over the
+uplink; a client that had nothing new to say counts as an answer, one that was refused does not</dd>
 <dt>Claimed ratio</dt><dd>the same over what the method's own paper would count</dd>
 <dt>Uplink to</dt><dd>until the first evaluation that reaches the target, if one does</dd>
 <dt>Downlink</dt><dd>the model to every client of every round, and what the method announces</dd>
@@ -259,7 +262,7 @@ def _all_and_one(run: RunData, uplink: int | None) -> list[TableCell]:
     return [markup.in_bytes(uplink), markup.in_bytes(None if uplink is None else uplink / run.config.per_round)]
 
 
-def _rejected(runs: Sequence[RunData], names: Names) -> str:
+def _show_rejected(runs: Sequence[RunData], names: Names) -> str:
     rows = [
         [names.cell(run), markup.count(line.number), markup.count(one.client), TableCell(text(one.reason), long=True)]
         for run in runs
@@ -309,10 +312,10 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     rows.append([TableCell("header"), *size(report.header_bytes), *[nothing] * 4])
     sums = [f"{report.bytes:,}", "100%", f"{report.bits_per_parameter:.3f}", f"{report.nonzeros:,}"]
     foot = [TableCell("all"), *map(TableCell, sums), nothing, nothing]
-    columns = [("Tensor", False), ("Bytes", True), ("Share", True), ("Bits a parameter", True), ("Non-zeros", True)]
+    columns = [("Tensor", False), ("Bytes", True), ("Share", True), ("Bits per parameter", True), ("Non-zeros", True)]
     shown = markup.table(run.label, [*columns, ("Shape", False), ("Sent as", False)], rows, foot)
     title = f"{names.full(run)}: {report.bytes:,} bytes, {report.ratio:.1f}× smaller than float32"
-    return markup.folded(title, shown, unfolded)
+    return markup.fold(title, shown, unfolded)
 
 
 def _seconds(runs: Sequence[RunData], names: Names) -> str:
@@ -327,7 +330,7 @@ def _seconds(runs: Sequence[RunData], names: Names) -> str:
     titles = [text(kind.removesuffix("_s").replace("_", " ")) for kind in kinds]
     columns = [("Run", False), *((title, True) for title in titles), ("all rounds", True)]
     about = markup.note("Means; train and encode are summed over a round's clients, which may run side by side.")
-    return markup.section("Seconds a round", about, markup.table("Seconds a round", columns, rows))
+    return markup.section("Seconds per round", about, markup.table("Seconds per round", columns, rows))
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -340,7 +343,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 def _configuration(runs: Sequence[RunData], names: Names) -> str:
     """What differs between runs in a table, the rest once."""
-    described = [_described(run) for run in runs]
+    described = [_describe(run) for run in runs]
     keys = list(dict.fromkeys(key for one in described for key in one))
     common = [key for key in keys if len({str(one.get(key)) for one in described}) == 1]
     differing = [key for key in keys if key not in common]
@@ -356,12 +359,12 @@ def _configuration(runs: Sequence[RunData], names: Names) -> str:
     shared = {key: described[0].get(key) for key in common}
     rest = markup.pairs((key, markup.NOTHING if value is None else value) for key, value in shared.items())
     title = "What all runs have in common" if len(runs) > 1 else "All of it"
-    parts.append(markup.folded(title, rest, unfolded=not differing))
-    parts.append(markup.folded("Folders", markup.pairs((run.label, run.path) for run in runs)))
+    parts.append(markup.fold(title, rest, unfolded=not differing))
+    parts.append(markup.fold("Folders", markup.pairs((run.label, run.path) for run in runs)))
     return markup.section("Configuration", *parts)
 
 
-def _described(run: RunData) -> dict[str, Any]:
+def _describe(run: RunData) -> dict[str, Any]:
     """Configuration, options of the method, versions and hardware."""
     config = asdict(run.config)
     options = {f"option {name}": value for name, value in config.pop("options").items()}

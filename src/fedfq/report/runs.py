@@ -21,7 +21,7 @@ from fedfq.codec.tensors import specs
 from fedfq.federation.config import Config, from_json
 from fedfq.files import read_tensors
 
-LAST = 5  # evaluations whose mean is shown: one alone depends on chance
+LAST_EVALUATIONS = 5  # whose mean is shown: one alone depends on chance
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class RunData:
-    """One run. `raw_bytes` is one client's update as float32: 4 bytes a parameter, whole numbers as they are."""
+    """One run. `raw_bytes` is one client's update as float32: 4 bytes per parameter, whole numbers as they are."""
 
     label: str
     path: Path
@@ -97,7 +97,7 @@ class RunData:
     @property
     def last_accuracy(self) -> float | None:
         """The mean of the last evaluations."""
-        last = [point.accuracy for point in self.points[-LAST:]]
+        last = [point.accuracy for point in self.points[-LAST_EVALUATIONS:]]
         return math.fsum(last) / len(last) if last else None
 
     @property
@@ -147,14 +147,14 @@ class RunData:
 
 
 def summary_rows(runs: Iterable[RunData], target: float | None = None) -> list[dict[str, Any]]:
-    """A row a run. None is what there is not: no evaluation, no upload, a target that was never reached."""
+    """One row per run. None is what there is not: no evaluation, no upload, a target that was never reached."""
     rows = []
     for run in runs:
         row = {
             "run": run.label,
             "rounds": len(run.rounds),
             "accuracy": run.final_accuracy,
-            f"accuracy_last_{LAST}": run.last_accuracy,
+            f"accuracy_last_{LAST_EVALUATIONS}": run.last_accuracy,
             "best_accuracy": run.best_accuracy,
             "uplink_bytes": run.uplink_bytes,
             "wire_ratio": run.wire_ratio,
@@ -200,7 +200,10 @@ def holds_run(path: Path) -> bool:
 
 
 def _natural(path: Path) -> list[str | int]:
-    """32 comes before 128. Text and numbers take turns in the key, so they are never compared with each other."""
+    """A key to sort names by the numbers in them: 32 comes before 128.
+
+    Text and numbers take turns in the key, so they are never compared with each other.
+    """
     parts = re.split(r"(\d+)", path.name)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)]
 

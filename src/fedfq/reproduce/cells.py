@@ -1,8 +1,8 @@
 """What is in the tables: methods, columns, how each column is trained in each profile, and the paper's own numbers.
 
-`paper` is the paper's setting (100 clients, 10 a round, 5 local epochs, 1000 rounds), for a machine with time.
+`paper` is the paper's setting (100 clients, 10 per round, 5 local epochs, 1000 rounds), for a machine with time.
 
-`quick` is what two cores do in a night. By hand, in order of value, at so many seconds a round:
+`quick` is what two cores do in a night. By hand, in order of value, at so many seconds per round:
 
     SimpleCNN, IID          18 methods x 100 rounds x 3.5 s   6,300 s
     LSTM                    18 methods x  80 rounds x 3.7 s   5,328 s
@@ -44,7 +44,7 @@ TABLES = {"table1": TABLE_1, "table2": TABLE_2}
 ROWS = tuple(dict.fromkeys(TABLE_1 + TABLE_2))
 
 # Where a row costs too much time for all of them.
-SHORT = (FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq@128", "fedfq@512", "fedfq@1024", FEDFQ)
+SHORT_ROWS = (FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq@128", "fedfq@512", "fedfq@1024", FEDFQ)
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,9 @@ LSTM = _paper((47.85, 44.51, 46.29, 47.73, 48.12, 46.11, 44.90), 0.50, (53.18, 1
 
 TARGET_FRACTION = 0.9  # of FedAvg's best accuracy in the same rounds and with the same seed
 
-# One class a client: tuned once, for FedAvg with the validation seed, and the same for all methods. With ten steps a
-# round the model stayed at chance for 40 rounds at every rate from 0.005 to 0.05: clients pull it to their own class.
-# Two steps a round, and more rounds, move it: to 17.4% at 0.05 (mean of rounds 80 to 120), and 16.0% at 0.1.
+# One class per client: tuned once, for FedAvg with the validation seed, and the same for all methods. With ten steps
+# per round the model stayed at chance for 40 rounds at every rate from 0.005 to 0.05: clients pull it to their own
+# class. Two steps per round, and more rounds, move it: to 17.4% at 0.05 (mean of rounds 80 to 120), and 16.0% at 0.1.
 _ONE_CLASS: dict[str, Any] = {"split": "one-class", "local_steps": 2, "lr": 0.05, "eval_every": 10}
 
 _QUICK: dict[str, Any] = {"clients": 100, "per_round": 10, "local_steps": 10}
@@ -196,12 +196,12 @@ QUICK = (
         chosen=f"confirmed by validation runs with seed {VALIDATION_SEED}, which came after it",
         rows=TABLE_2,
     ),
-    Column("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, "fedfq@1024", rows=SHORT, **VGG11_IID),
+    Column("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, "fedfq@1024", rows=SHORT_ROWS, **VGG11_IID),
     Column(
         *("vgg11-one-class", "VGG11, one class"),
         _QUICK_VGG | _ONE_CLASS | {"rounds": 100},
         "fedfq@1024",
-        rows=SHORT,
+        rows=SHORT_ROWS,
         **VGG11_ONE_CLASS,
     ),
 )

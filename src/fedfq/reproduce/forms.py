@@ -8,7 +8,7 @@ from pathlib import Path
 from fedfq.files import write_bytes
 from fedfq.reproduce.tables import Table, TablePart
 
-BESIDE = 2  # columns of the paper in a band of LaTeX's table
+COLUMNS_PER_BAND = 2  # of the paper, in a band of LaTeX's table
 
 
 def write_table(table: Table, stem: Path) -> list[Path]:
@@ -41,7 +41,7 @@ def latex(table: Table) -> str:
 
     There is no room for reasons: a cell says "failed" and "unfinished".
     """
-    bands = [table.parts[place : place + BESIDE] for place in range(0, len(table.parts), BESIDE)]
+    bands = [table.parts[place : place + COLUMNS_PER_BAND] for place in range(0, len(table.parts), COLUMNS_PER_BAND)]
     about = [f"{part.column.title}: {line}" for part in table.parts for line in (*part.how, *part.above, *part.below)]
     return "\n".join(
         [

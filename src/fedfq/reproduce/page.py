@@ -17,7 +17,7 @@ from fedfq.reproduce.results import Outcomes, outcomes, profile_of
 from fedfq.reproduce.tables import Table, TableRow, table_1, table_2
 from fedfq.reproduce.theory import FIGURE
 
-LONG = 30  # characters: a reason is given room to wrap
+LONG_TEXT_CHARACTERS = 30  # a text beyond it, such as a reason, is given room to wrap
 
 
 def read(folder: Path) -> Outcomes:
@@ -41,7 +41,7 @@ def page(folder: Path, found: Outcomes) -> str:
     parts = [
         f"<h1>{heading}</h1>",
         _at_a_glance(tables[1], found),
-        markup.folded("What the columns mean", "\n".join(map(_notes, tables))),
+        markup.fold("What the columns mean", "\n".join(map(_notes, tables))),
         *sections,
         _theorem(folder / "figures" / f"{FIGURE}.svg"),
         footer(runs_in(found)),
@@ -115,7 +115,10 @@ def _table(
     cells = [
         [
             first(row.method),
-            *(markup.TableCell(text(entry.text), entry.number, long=len(entry.text) > LONG) for entry in row.entries),
+            *(
+                markup.TableCell(text(entry.text), entry.number, long=len(entry.text) > LONG_TEXT_CHARACTERS)
+                for entry in row.entries
+            ),
         ]
         for row in rows
     ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedfq.report import markup
-from fedfq.report.runs import LAST, Point, RunData
+from fedfq.report.runs import LAST_EVALUATIONS, Point, RunData
 from fedfq.reproduce.cells import (
     FEDAVG,
     FEDFQ,
@@ -55,7 +55,7 @@ class TableRow:
 
 @dataclass(frozen=True)
 class TablePart:
-    """A column of the paper, as a table of its own: a row a method."""
+    """A column of the paper, as a table of its own: one row per method."""
 
     column: Column
     how: tuple[str, ...]  # it was trained, where and when
@@ -86,7 +86,7 @@ def table_1(columns: Sequence[Column], found: Outcomes) -> Table:
     """Accuracy, and the compression it was reached with."""
     titles = ("accuracy %", "Δ", "paper", "wire", "claimed")
     notes = (
-        f"Accuracy: % of the test examples, the mean of the last {LAST} evaluations. {SEVERAL}",
+        f"Accuracy: % of the test examples, the mean of the last {LAST_EVALUATIONS} evaluations. {SEVERAL}",
         f"{LOSSLESS}: lossless, which is to say not below the least of {FEDAVG}'s seeds in the same column.",
         f"Δ: points above {FEDAVG} with the same seed, that is the same initial model, clients and batches.",
         "Wire: float32 bytes over the bytes that were sent. Claimed: over what the method's own paper counts.",
@@ -115,7 +115,7 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
             *(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format),
             mark_from=math.inf if method == FEDAVG else least,
         )
-        difference = EMPTY if method == FEDAVG else _summary(own, above, _signed)
+        difference = EMPTY if method == FEDAVG else _summary(own, above, _format_signed)
         return [_with_the_rest(accuracy, own), difference, paper, *_ratios(own)]
 
     rows = tuple(TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in TABLE_1)
@@ -131,14 +131,14 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
 
 def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
     """Uplink until the target accuracy."""
-    titles = ("rounds", "MiB a client", "MiB in all", "paper", "fewer", "wire", "claimed")
+    titles = ("rounds", "MiB per client", "MiB in all", "paper", "fewer", "wire", "claimed")
     notes = (
         "Rounds until the first evaluation that reached the target, known only to the distance of two evaluations, as "
         "is all that follows from it. MiB (2^20 bytes; the paper's MB are these) that were sent until then: of one "
-        "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients a round), "
+        "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients per round), "
         f"and of all clients. {SEVERAL}",
         f"Fewer: {FEDAVG}'s bytes over the method's. Wire and claimed: as in Table 1, over the whole run.",
-        f"{FEDFQ}: with one ratio a column, which stands there. Of the others, @N is a ratio of N, and those without "
+        f"{FEDFQ}: with one ratio per column, which stands there. Of the others, @N is a ratio of N, and those without "
         "one have their defaults: stc sends one entry in 400. None of these was tuned.",
     )
     parts = tuple(_uplinks(column, found) for column in columns)
@@ -345,7 +345,7 @@ def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-def _signed(points: float) -> str:
+def _format_signed(points: float) -> str:
     return f"{round(points, 2) + 0.0:+.2f}".replace("-", "−")  # no −0.00
 
 
@@ -368,12 +368,12 @@ def _how(column: Column, found: Outcomes) -> tuple[str, ...]:
     """How the column was trained; where and when."""
     config = Cell(column, FEDAVG, 0).config
     steps, kind = (config.local_steps, "step") if config.local_epochs is None else (config.local_epochs, "epoch")
-    decay = "" if config.lr_decay == 1 else f" × {config.lr_decay:g} a round"
+    decay = "" if config.lr_decay == 1 else f" × {config.lr_decay:g} per round"
     every = "" if config.eval_every == 1 else f", evaluated every {config.eval_every}"
     ran = [found[column.name, method] for method in dict.fromkeys(map(column.method, ROWS))]
     parts = [
         f"{config.task}, {config.split}",
-        f"{config.clients} clients, {config.per_round} a round",
+        f"{config.clients} clients, {config.per_round} per round",
         f"{steps} local {_plural(kind, steps)}, batches of {config.batch_size}",
         f"learning rate {config.lr:g}{decay}",
         f"{config.rounds} rounds{every}",

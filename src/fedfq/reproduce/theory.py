@@ -1,6 +1,6 @@
 """Theorem 4 and Corollary 5 on two small problems, in seconds.
 
-Theorem 4, for tau local steps a round and T = K tau steps in all. Strongly convex smooth f (Eq. 15):
+Theorem 4, for tau local steps per round and T = K tau steps in all. Strongly convex smooth f (Eq. 15):
 
     E ||theta_t - theta*||^2 <= k_0 tau^2 / T^2 + (k_1 q + c_1) tau / T
                                 + k_2 (tau - 1)^2 / T + (k_3 q + c_3) (tau - 1) / T^2
@@ -80,7 +80,7 @@ def falling(t: int) -> float:
     return 2.0 / (t + 8.0)
 
 
-def federated(
+def train_federated(
     gradients: Callable[[Array], Array], step_size: Callable[[int], float], tau: int, quantize: Quantizer, seed: int
 ) -> Iterator[Array]:
     """Eqs. 2 and 4, round by round: the mean of the clients' models before each of `tau` local steps.
@@ -127,4 +127,4 @@ def _rounds(
     bits: int | None,
     seed: int,
 ) -> list[Array]:
-    return list(islice(federated(gradients, step_size, tau, quantizer(bits), seed), rounds))
+    return list(islice(train_federated(gradients, step_size, tau, quantizer(bits), seed), rounds))

@@ -14,14 +14,15 @@ from fedfq.tasks import register
 from fedfq.tasks.models import digits_cnn
 from fedfq.tasks.task import Array, Arrays, Data, Defaults, Task
 
-TEST = 450  # of 1,797 images
+TEST_IMAGES = 450  # of 1,797
 
 
 def load(data_dir: Path | None) -> Data:
     """1,347 images for training and 450 for testing, always the same, with all digits equally frequent in both."""
     images, labels = load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8).astype(np.uint8)  # from 0 to 16
-    x_train, x_test, y_train, y_test = train_test_split(images, labels, test_size=TEST, stratify=labels, random_state=0)
+    split = train_test_split(images, labels, test_size=TEST_IMAGES, stratify=labels, random_state=0)
+    x_train, x_test, y_train, y_test = split
     return Data(Arrays(x_train, y_train), Arrays(x_test, y_test))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedfq.tasks import register, store
 from fedfq.tasks.models import NextCharLSTM
-from fedfq.tasks.shakespeare_text import WINDOW
+from fedfq.tasks.shakespeare_text import WINDOW_CHARACTERS
 from fedfq.tasks.task import Array, Data, Defaults, Task
 
 TEST_WINDOWS = 10_000  # of 771 thousand: accuracy to within half a percent, in a 77th of the time
@@ -30,10 +30,10 @@ class Windows:
 
     @cached_property
     def labels(self) -> Array:
-        return self.codes[self.starts + WINDOW].astype(np.int64)
+        return self.codes[self.starts + WINDOW_CHARACTERS].astype(np.int64)
 
     def take(self, indices: Array) -> tuple[Array, Array]:
-        window = self.codes[self.starts[indices, None] + np.arange(WINDOW + 1)]
+        window = self.codes[self.starts[indices, None] + np.arange(WINDOW_CHARACTERS + 1)]
         return window[:, :-1], window[:, -1]
 
 

@@ -22,10 +22,10 @@ import numpy as np
 from fedfq.types import Array
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's
-WINDOW = 80
+WINDOW_CHARACTERS = 80  # from which the next one is predicted
 PLAYS = 36  # of the edition of 1994 by Project Gutenberg, the one that has this layout
 MAX_BYTES = 16 << 20  # it has 5.6 million
-MAX_XZ_MEMORY = 128 << 20
+MAX_XZ_MEMORY_BYTES = 128 << 20  # that unpacking may take
 
 
 def read(path: Path, plays: int = PLAYS) -> dict[str, Array]:
@@ -40,7 +40,7 @@ def read(path: Path, plays: int = PLAYS) -> dict[str, Array]:
             f"{path}: {len(found)} plays found, not {plays}: it is not Project Gutenberg's edition of January 1994"
         )
     texts = [_join(lines) for play in found for lines in play.values() if len(lines) > 2]
-    texts = [text for text in texts if len(text) > WINDOW]
+    texts = [text for text in texts if len(text) > WINDOW_CHARACTERS]
     if strange := sorted(set("".join(texts)) - set(ALPHABET)):
         raise ValueError(f"{path}: the character {strange[0]!r} is none of LEAF's {len(ALPHABET)}")
     return _windows(texts)
@@ -104,12 +104,12 @@ def _join(lines: list[str]) -> str:
 
 
 def _windows(texts: list[str]) -> dict[str, Array]:
-    counts = [len(text) - WINDOW for text in texts]
+    counts = [len(text) - WINDOW_CHARACTERS for text in texts]
     train_counts = [max(1, count * 4 // 5) for count in counts]
     offsets = np.cumsum([0, *(len(text) for text in texts)])[:-1]
     rows = list(zip(offsets, counts, train_counts))
     train = [np.arange(offset, offset + train) for offset, _, train in rows]
-    test = [np.arange(offset + train + WINDOW - 1, offset + count) for offset, count, train in rows]
+    test = [np.arange(offset + train + WINDOW_CHARACTERS - 1, offset + count) for offset, count, train in rows]
     codes = np.zeros(128, np.uint8)
     codes[[ord(character) for character in ALPHABET]] = np.arange(len(ALPHABET))
     return {
@@ -150,7 +150,7 @@ def _only_file(folder: Path) -> Path:
 
 
 def _unxz(file: BinaryIO) -> bytes:
-    stream = lzma.LZMADecompressor(memlimit=MAX_XZ_MEMORY)
+    stream = lzma.LZMADecompressor(memlimit=MAX_XZ_MEMORY_BYTES)
     data = stream.decompress(file.read(MAX_BYTES), MAX_BYTES + 1)
     if not stream.eof and len(data) <= MAX_BYTES:
         raise EOFError("it ends too early")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 FORMS = ["iid", "one-class", "shards:K", "dirichlet:ALPHA", "natural"]
-LIMIT = 1_000_000  # far beyond it, what numpy draws from a Dirichlet distribution is no longer one
+MAX_SPLIT_PARAMETER = 1_000_000  # far beyond it, what numpy draws from a Dirichlet distribution is no longer one
 
 
 def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
@@ -23,7 +23,7 @@ def split(spec: str, data: Data, clients: int, seed: int) -> list[Array]:
 
     iid              a random permutation, cut into equal parts
     one-class        sorted by label, cut into equal parts: one class each where classes divide evenly among clients
-    shards:K         sorted by label, cut into K shards a client, K random ones for each (McMahan et al.)
+    shards:K         sorted by label, cut into K shards per client, K random ones for each (McMahan et al.)
     dirichlet:ALPHA  every class is shared out in proportions drawn from Dirichlet(ALPHA) (Hsu et al.)
     natural          the clients that the data itself knows, or some of them at random
 
@@ -63,9 +63,11 @@ def parse(spec: str) -> tuple[str, float]:
         value = float(int(parameter)) if name == "shards" else float(parameter)
     except (ValueError, OverflowError):
         value = math.nan
-    if not (0 < value <= LIMIT):
+    if not (0 < value <= MAX_SPLIT_PARAMETER):
         kind = "a whole number" if name == "shards" else "a number"
-        raise ValueError(f"split {spec!r}: what follows the colon must be {kind} above 0 and up to {LIMIT:,}")
+        raise ValueError(
+            f"split {spec!r}: what follows the colon must be {kind} above 0 and up to {MAX_SPLIT_PARAMETER:,}"
+        )
     return name, value
 
 

@@ -22,8 +22,8 @@ from fedfq.hints import nearest
 from fedfq.tasks import cifar10_files, shakespeare_text
 from fedfq.types import Array
 
-TIMEOUT = 30  # seconds without an answer
-CHUNK = 1 << 20
+TIMEOUT_S = 30  # without an answer
+CHUNK_BYTES = 1 << 20  # of a download that are read at a time
 MIB = 1 << 20
 
 
@@ -128,9 +128,9 @@ def _download(name: str, origin: Source, folder: Path) -> Path:
     digest = hashlib.md5(usedforsecurity=False)
     size = 0
     try:
-        with urllib.request.urlopen(origin.url, timeout=TIMEOUT) as answer, open(path, "wb") as file:
+        with urllib.request.urlopen(origin.url, timeout=TIMEOUT_S) as answer, open(path, "wb") as file:
             expected = answer.headers.get("Content-Length")
-            while chunk := answer.read(CHUNK):
+            while chunk := answer.read(CHUNK_BYTES):
                 size += len(chunk)
                 if size > origin.max_bytes:
                     raise ValueError(f"{origin.url} sends more than the {origin.max_bytes:,} bytes expected of {name}")

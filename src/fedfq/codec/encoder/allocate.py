@@ -66,7 +66,7 @@ def cgsa(
 ) -> npt.NDArray[np.uint8]:
     """Constraint-guided simulated annealing: the paper's Algorithm 1, repaired as far as it needs to run.
 
-    Start: the B/2 largest |h_j| get 2 bits. (Above 2 bits an entry, fill up to 4, then to 8, in that order.)
+    Start: the B/2 largest |h_j| get 2 bits. (Above 2 bits per entry, fill up to 4, then to 8, in that order.)
     Move: pick ranks i < j by magnitude; raise b_i to the next width and lower b_j by as many bits, if it can.
 
     Printed wrongly, repaired here:
@@ -74,7 +74,7 @@ def cgsa(
       and b_j > 0.
     - `* 2` and `/ 2` leave the set of widths (8 -> 16, 2 -> 1).
     - They do not keep sum_j b_j either: (2, 2) -> (4, 1). Here the start's sum is kept. It is B, up to an odd
-      bit, or up to three bits above 4 bits an entry.
+      bit, or up to three bits above 4 bits per entry.
     - The objective of line 2 lacks Eq. 23's 1 / ||h||^2, so that the units of h decide what is accepted. Here
       it is Eq. 23's, and only the change that a move makes is computed.
 
@@ -251,7 +251,7 @@ def _spend_last_unit(h: npt.NDArray[np.float32], widths: npt.NDArray[np.uint8]) 
     undone; nothing else can be better. Proof: let a_1 >= a_2 >= ... be the gains of the cheap raises (0->2,
     2->4), c_1 >= ... those of 4->8, and K the budget. With m raises 4->8 the best total is f(m) = c_1 + .. +
     c_m + a_1 + .. + a_(K-2m), concave in m. Greedy stopped with m of them and k = K-2m-1 cheap ones. All
-    raises taken gain at least c/2 a unit and all others at most that: c_m >= c = c_(m+1) and a_k >= c/2 >=
+    raises taken gain at least c/2 per unit and all others at most that: c_m >= c = c_(m+1) and a_k >= c/2 >=
     a_(k+1). So f(m) - f(m-1) = c_m - a_(k+2) - a_(k+3) >= c - c = 0 and f(m+2) - f(m+1) = c_(m+2) - a_(k-1) -
     a_(k-2) <= c - c = 0: the maximum is f(m) or f(m+1). f ignores that an entry is raised in order, but no
     maximum breaks it: an entry's earlier raise costs no more and gains more.

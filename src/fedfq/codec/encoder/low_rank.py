@@ -27,7 +27,7 @@ from .quantize import LAMBDA, Sparse, deadzone
 PREFIXES = (16, 32, 64)  # numbers of known directions that are tried, beside none and all
 OVERSAMPLING = 16
 PROBE_RANK = 8  # a matrix is looked at with so many columns first
-FINEST = 1e-5  # of the energy: an error below this is not seen from products in float32, nor are factors worth it
+FINEST_ERROR = 1e-5  # of the energy: an error below this is not seen from products in float32, nor are factors worth it
 RIDGE = 1e-3  # keeps A small where quantised columns of V are nearly parallel
 
 
@@ -136,7 +136,7 @@ class LowRank:
         self.sigma = np.sqrt(np.maximum(squares[::-1], 0.0))[:rank]
         turn = np.ascontiguousarray(vectors[:, ::-1], np.float32)
         self.a, self.v = a @ turn, v @ turn
-        self._inside = None if known is None else known.right.T @ self._scaled(rank)
+        self._inside = None if known is None else known.right.T @ self._scale_right(rank)
         self.left_rates = SideRates(h.shape[0], self.sigma, None if known is None else known.left.T @ self.a[:, :rank])
         self.right_rates = SideRates(h.shape[1], self.sigma, self._inside)
         self._last: tuple[float, RankEstimate] | None = None
@@ -152,7 +152,7 @@ class LowRank:
             self._last = (step, RankEstimate(gains, rank, size, left, right))
         return self._last[1]
 
-    def _scaled(self, rank: int) -> Array:
+    def _scale_right(self, rank: int) -> Array:
         """sigma_k v_k."""
         scaled: Array = self.v[:, :rank] * self.sigma[:rank].astype(np.float32)
         return scaled
@@ -162,7 +162,7 @@ class LowRank:
         known_left, known_right = self.known or (None, None)
         inside = None if self._inside is None else self._inside[:right_directions, :rank]
         right_columns, levels = Columns.quantize(
-            self._scaled(rank), step, _take_first(known_right, right_directions), inside
+            self._scale_right(rank), step, _take_first(known_right, right_directions), inside
         )
         right = unit_columns(levels)
         projected = (self.a @ (self.v.T @ right)).astype(np.float64)
@@ -172,7 +172,7 @@ class LowRank:
         left_columns, levels = Columns.quantize(solved, step, _take_first(known_left, left_directions))
         left = levels * np.float32(step)
         error = self.energy - 2 * np.vdot(left, projected) + np.vdot(left.astype(np.float64) @ gram, left)
-        return Factors(right_columns, left_columns, right, left, max(float(error), FINEST * self.energy))
+        return Factors(right_columns, left_columns, right, left, max(float(error), FINEST_ERROR * self.energy))
 
 
 def _rate(scale: Array) -> Array:

@@ -25,7 +25,7 @@ STATISTICS_ROWS = 64  # rows that column sums and the costs of a 1 are taken fro
 MIN_SIDE = 8  # rows and columns needed for their sums to say something of an entry
 BINS = 64  # expected numbers in half octaves,
 OFFSET = 60  # of which this is 1
-NEVER = -1000
+NEVER = -1000  # half octaves: below every bin, for rows and columns without entries
 
 
 class Sparse(NamedTuple):

@@ -16,7 +16,7 @@ from ..format.probability import (
     MAX_CLASS,
     SHIFTS,
     block_contexts,
-    bounded,
+    clamp_context,
     sorted_columns,
 )
 from ..format.tiles import CodedTile, TileHeader
@@ -116,7 +116,7 @@ def _sum_excess(
             continue
         row_context = base + row_spacing * (np.int64(row_classes[i]) - 1)
         for t in range(row_starts[i], row_starts[i + 1]):
-            context = bounded(row_context + column_context[position[columns[t]] >> 3])
+            context = clamp_context(row_context + column_context[position[columns[t]] >> 3])
             group = context // CONTEXTS_PER_SHIFT if abs(levels[t]) == 1 else SHIFTS - 1
             sums[group] += excess[t]
             counts[group] += 1

@@ -48,7 +48,7 @@ from .probability import (
     SIGN_TOTAL,
     SPARSE_BELOW,
     block_contexts,
-    bounded,
+    clamp_context,
     class_tables,
     magnitude_symbol,
     pattern_at,
@@ -132,7 +132,7 @@ def list_operations(
         row_context = base + row_spacing * (np.int64(row_classes[i]) - 1)
         found = 0
         for g in range(groups):
-            table = bounded(row_context + column_context[min(8 * g + 3, blocks - 1)])
+            table = clamp_context(row_context + column_context[min(8 * g + 3, blocks - 1)])
             sparse = table < SPARSE_BELOW
             mask: Int = np.int64(group_masks[g])
             group_masks[g] = 0
@@ -152,7 +152,7 @@ def list_operations(
                 mask = (1 << members) - 1
             for q in range(ONES[mask]):
                 b = 8 * g + POSITIONS[U(mask), U(q)]
-                context = bounded(row_context + column_context[U(b)])
+                context = clamp_context(row_context + column_context[U(b)])
                 table = context + NONZERO_BLOCK * sparse
                 pattern = np.int64(masks[U(b)])
                 masks[U(b)] = 0
@@ -253,7 +253,7 @@ def _decode(
         row_offset = offset + i * stride
         row_start = n
         for g in range(groups):
-            table = bounded(row_context + column_context[min(8 * g + 3, blocks - 1)])
+            table = clamp_context(row_context + column_context[min(8 * g + 3, blocks - 1)])
             sparse = table < SPARSE_BELOW
             members = min(8, blocks - 8 * g)
             if sparse:
@@ -280,7 +280,7 @@ def _decode(
                 mask = (1 << members) - 1
             for q in range(ONES[mask]):
                 b = 8 * g + POSITIONS[U(mask), U(q)]
-                context = bounded(row_context + column_context[U(b)])
+                context = clamp_context(row_context + column_context[U(b)])
                 table = context + NONZERO_BLOCK * sparse
                 cells = min(8, kept - 8 * b)
                 slot = x & 0xFFFF

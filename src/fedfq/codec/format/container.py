@@ -19,7 +19,7 @@ from fedfq.types import Array
 from ..errors import PayloadError
 from .layout import DIGEST_BYTES, Spec, digest, read_table, sort_by_name, write_table
 from .probability import SHIFTS
-from .reader import ByteReader, malformed, varint
+from .reader import ByteReader, refuse_malformed, varint
 from .sections import SECTIONS, ZERO, Section, ZeroSection, kind_name, needs_basis
 
 MAGIC = b"FQ"
@@ -141,7 +141,7 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
     flags, reader = _open(data)
     gain = reader.float32() if flags & HAS_GAIN else 1.0
     if not (math.isfinite(gain) and gain > 0):
-        malformed(f"a gain of {gain}")
+        refuse_malformed(f"a gain of {gain}")
     basis = bytes(reader.take(8)) if flags & HAS_BASIS else None
     named = None
     layout = like
@@ -162,7 +162,7 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
             break
         sections.append(_read_section(reader, None if layout is None else layout[k], flags))
     if reader.left():
-        malformed(f"{reader.left()} bytes follow the last section")
+        refuse_malformed(f"{reader.left()} bytes follow the last section")
     return Payload(layout, named, basis, gain, step, shifts, sections)
 
 
@@ -187,7 +187,7 @@ def _open(data: bytes | memoryview) -> tuple[int, ByteReader]:
 def _read_step(reader: ByteReader) -> tuple[float, Array]:
     step = reader.float32()
     if not (math.isfinite(step) and step > 0):
-        malformed(f"a step of {step}")
+        refuse_malformed(f"a step of {step}")
     span = reader.byte()
     first, last = span >> 4, span & 15
     shifts = np.zeros(SHIFTS, np.float32)
@@ -202,9 +202,9 @@ def _read_section(reader: ByteReader, spec: Spec | None, flags: int) -> RawSecti
         raise PayloadError("version", f"a section of unknown kind {kind}")
     section = SECTIONS[kind]
     if spec is not None and not (section.for_floats if spec.is_float else section.for_integers):
-        malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {kind_name(kind)} section")
+        refuse_malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {kind_name(kind)} section")
     if section.needs_step and not flags & HAS_STEP:
-        malformed(f"a {kind_name(kind)} section in a payload without a step")
+        refuse_malformed(f"a {kind_name(kind)} section in a payload without a step")
     if needs_basis(kind) and not flags & HAS_BASIS:
-        malformed(f"a {kind_name(kind)} section in a payload without a shared basis")
+        refuse_malformed(f"a {kind_name(kind)} section in a payload without a shared basis")
     return RawSection(kind, b"" if kind == ZERO else reader.take(reader.varint()))

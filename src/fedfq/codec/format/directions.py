@@ -22,7 +22,7 @@ from .random_numbers import stream_key, uniform
 MAX_DIRECTIONS = 128  # that both sides know of a matrix
 ITERATIONS = 2
 RIDGE = 1e-14  # of the trace
-WEAKEST = 1e-5  # of the largest squared singular value: directions below are made of rounding errors
+WEAKEST_ENERGY = 1e-5  # of the largest squared singular value: directions below are made of rounding errors
 MARGIN = 0.5  # what one machine finds just above the limit, another one may find just below
 
 
@@ -49,7 +49,7 @@ def find_directions(drift: Array) -> tuple[KnownDirections, int] | None:
     for _ in range(ITERATIONS):
         right, sizes = _orthonormalize(d.T @ (d @ (right / np.float32(scale))))
     left = _orthonormalize(d @ right)[0]
-    held, used = (_count_leading(sizes, limit) for limit in (MARGIN * WEAKEST, WEAKEST))
+    held, used = (_count_leading(sizes, limit) for limit in (MARGIN * WEAKEST_ENERGY, WEAKEST_ENERGY))
     return KnownDirections(np.ascontiguousarray(left[:, :held]), np.ascontiguousarray(right[:, :held])), used
 
 

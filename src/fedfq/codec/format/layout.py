@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import PayloadError
-from .reader import ByteReader, malformed, varint
+from .reader import ByteReader, refuse_malformed, varint
 
 # The code of a dtype in a payload is its place in this list. (A long double has another name on every platform.)
 DTYPES = (
@@ -106,7 +106,7 @@ def _inflate(packed: memoryview, like: list[Spec] | None) -> bytes:
     if len(table) > limit and limit < MAX_TABLE_BYTES:
         raise PayloadError("layout", "the payload's layout is larger than the model's")
     if len(table) > limit or not inflate.eof or inflate.unused_data:
-        malformed("the layout is not one whole compressed block of acceptable size")
+        refuse_malformed("the layout is not one whole compressed block of acceptable size")
     return table
 
 
@@ -117,24 +117,24 @@ def read_entries(table: bytes, most_tensors: int) -> Iterator[Spec]:
     while reader.left():
         size = reader.varint()
         if size > MAX_NAME_BYTES:
-            malformed(f"a tensor name of {size} bytes")
+            refuse_malformed(f"a tensor name of {size} bytes")
         try:
             name = bytes(reader.take(size)).decode()
         except UnicodeDecodeError as error:
             raise PayloadError("malformed", "a tensor name is not UTF-8") from error
         if name in names:
-            malformed(f"two tensors are named {name!r}")
+            refuse_malformed(f"two tensors are named {name!r}")
         names.add(name)
         if len(names) > most_tensors:
-            malformed(f"more than {most_tensors} tensors")
+            refuse_malformed(f"more than {most_tensors} tensors")
         code, dimensions = reader.byte(), reader.byte()
         if code >= len(DTYPES):
             raise PayloadError("version", f"tensor {name!r} has an unknown dtype (code {code})")
         if dimensions > MAX_DIMENSIONS:
-            malformed(f"tensor {name!r} has {dimensions} dimensions")
+            refuse_malformed(f"tensor {name!r} has {dimensions} dimensions")
         shape = tuple(reader.varint() for _ in range(dimensions))
         if math.prod(side for side in shape if side) >= MAX_ENTRIES:
-            malformed(f"tensor {name!r} has an impossible shape {shape}")
+            refuse_malformed(f"tensor {name!r} has an impossible shape {shape}")
         yield Spec(name, shape, np.dtype(DTYPES[code]))
 
 

@@ -155,7 +155,7 @@ def block_contexts(classes: Array, order: Array, spacing: Int) -> Array:
 
 
 @kernel
-def bounded(context: Int) -> Int:
+def clamp_context(context: Int) -> Int:
     return min(max(context, 0), CONTEXTS - 1)
 
 

@@ -18,7 +18,7 @@ def varint(value: int) -> bytes:
     return bytes(out)
 
 
-def malformed(message: str) -> NoReturn:
+def refuse_malformed(message: str) -> NoReturn:
     """Refuse what no encoder writes."""
     raise PayloadError("malformed", message)
 
@@ -52,9 +52,9 @@ class ByteReader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 if byte == 0 and shift:
-                    malformed("a number is longer than it needs to be")
+                    refuse_malformed("a number is longer than it needs to be")
                 return value
-        malformed("a number exceeds 63 bits")
+        refuse_malformed("a number exceeds 63 bits")
 
     def float32(self) -> float:
         return float(struct.unpack("<f", self.take(4))[0])

@@ -23,7 +23,7 @@ from .directions import MAX_DIRECTIONS, KnownDirections
 from .fold import fold, max_rank, unit_columns
 from .layout import DTYPES, Spec
 from .parts import Part
-from .reader import ByteReader, malformed, varint
+from .reader import ByteReader, refuse_malformed, varint
 from .tiles import CodedTile, Tile, cut_into_tiles, read_tiles, write_tiles
 
 ZERO, PLAIN, WIDTHS, FLOAT16, FLOAT32, INTEGER, INTEGER_DEFLATED = range(7)
@@ -161,10 +161,10 @@ class FloatSection(WholeSection):
     def values(self, spec: Spec) -> Array:
         dtype = np.dtype("<f2" if self.kind == FLOAT16 else "<f4")
         if len(self.body) != spec.size * dtype.itemsize:
-            malformed(f"tensor {spec.name!r}: {len(self.body)} bytes for {spec.size} entries of {dtype}")
+            refuse_malformed(f"tensor {spec.name!r}: {len(self.body)} bytes for {spec.size} entries of {dtype}")
         values = np.frombuffer(self.body, dtype).astype(np.float32)
         if not np.isfinite(values).all():
-            malformed(f"tensor {spec.name!r} has entries that are not finite")
+            refuse_malformed(f"tensor {spec.name!r} has entries that are not finite")
         return values
 
 
@@ -196,7 +196,7 @@ class IntegerSection(WholeSection):
         reader = ByteReader(self.body)
         code = reader.byte()
         if code >= len(DTYPES):
-            malformed(f"tensor {spec.name!r} is stored in an unknown dtype (code {code})")
+            refuse_malformed(f"tensor {spec.name!r} is stored in an unknown dtype (code {code})")
         dtype = np.dtype(DTYPES[code])
         if dtype.kind not in "biu" or not np.can_cast(dtype, spec.dtype):
             raise PayloadError("layout", f"tensor {spec.name!r} holds {dtype}, which is not safely {spec.dtype}")
@@ -204,7 +204,7 @@ class IntegerSection(WholeSection):
         if self.kind == INTEGER_DEFLATED:
             data = _inflate(data, spec, dtype.itemsize)
         if len(data) != spec.size * dtype.itemsize:
-            malformed(f"tensor {spec.name!r}: {len(data)} bytes for {spec.size} entries of {dtype}")
+            refuse_malformed(f"tensor {spec.name!r}: {len(data)} bytes for {spec.size} entries of {dtype}")
         if dtype.kind == "b":
             return np.frombuffer(data, np.uint8).astype(np.bool_)
         return np.frombuffer(data, dtype.newbyteorder("<")).astype(spec.dtype)
@@ -217,7 +217,7 @@ def _inflate(data: bytes | memoryview, spec: Spec, itemsize: int) -> bytes:
     except zlib.error as error:
         raise PayloadError("malformed", f"tensor {spec.name!r} cannot be decompressed") from error
     if not inflate.eof or inflate.unused_data:
-        malformed(f"tensor {spec.name!r} is not one whole compressed block of its size")
+        refuse_malformed(f"tensor {spec.name!r} is not one whole compressed block of its size")
     return inflated
 
 
@@ -274,7 +274,7 @@ class WidthsSection(Section):
         reader = ByteReader(body)
         scales = np.frombuffer(reader.take(12), "<f4").astype(np.float32)
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
-            malformed("a scale is negative or not finite")
+            refuse_malformed("a scale is negative or not finite")
         return cls(scales, read_tiles(reader.rest(), spec.shape))
 
     def jobs(self, spec: Spec, around: Surroundings) -> list[Job]:
@@ -285,7 +285,7 @@ class WidthsSection(Section):
         indices, levels = decode_tile(coded, tile)
         numbers = np.abs(levels).astype(np.int64) - 1
         if numbers.max() >= _SCALE_SHARE.size:
-            malformed("a level that no width has")
+            refuse_malformed("a level that no width has")
         sizes = gain * self.scales.astype(np.float64)[_SCALE_NUMBER[numbers]] * _SCALE_SHARE[numbers]
         return Part(indices, np.clip(np.sign(levels) * sizes, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32))
 
@@ -316,7 +316,7 @@ class Side(NamedTuple):
         if known:
             directions = reader.varint()
             if not 1 <= directions <= min(MAX_DIRECTIONS, side):
-                malformed(f"{directions} known directions of {side} entries")
+                refuse_malformed(f"{directions} known directions of {side} entries")
             data = reader.take(reader.varint())
             inside = CodedTile.from_bytes(data, directions * rank) if len(data) else None
         data = reader.take(reader.varint())
@@ -327,7 +327,7 @@ class Side(NamedTuple):
         """Levels, side x rank: those of its entries, and those in known directions, which need not be whole numbers."""
         held = 0 if known is None else known.shape[1]
         if self.directions > held:
-            malformed(f"{self.directions} known directions, of which the shared basis has {held}")
+            refuse_malformed(f"{self.directions} known directions, of which the shared basis has {held}")
         if self.inside is None:
             assert self.rest is not None
             return _decode_dense(self.rest, side, rank)
@@ -369,17 +369,17 @@ class FactorsSection(Section):
     def from_bytes(cls, kind: int, body: bytes | memoryview, spec: Spec) -> FactorsSection:
         view = fold(spec.shape)
         if view is None:
-            malformed(f"a tensor of shape {spec.shape} has no factors")
+            refuse_malformed(f"a tensor of shape {spec.shape} has no factors")
         height, width = view.shape(spec.shape)
         reader = ByteReader(body)
         rank = reader.varint()
         if not 1 <= rank <= max_rank(height, width):
-            malformed(f"factors of rank {rank} of a {height} x {width} matrix")
+            refuse_malformed(f"factors of rank {rank} of a {height} x {width} matrix")
         right = Side.read(reader, width, rank, bool(kind & RIGHT_KNOWN))
         left = Side.read(reader, height, rank, bool(kind & LEFT_KNOWN))
         rest = reader.rest()
         if rest and not kind & AND_PLAIN:
-            malformed(f"{len(rest)} bytes follow the factors")
+            refuse_malformed(f"{len(rest)} bytes follow the factors")
         return cls(rank, right, left, read_tiles(rest, spec.shape) if kind & AND_PLAIN else None)
 
     def jobs(self, spec: Spec, around: Surroundings) -> list[Job]:
@@ -397,7 +397,7 @@ class FactorsSection(Section):
         step = around.gain * around.step
         largest = max(1.0, float(np.abs(rows).max()))  # in known directions, levels may be < 1
         if step * largest * self.rank > FLOAT32_MAX:
-            malformed("factors whose product exceeds float32")
+            refuse_malformed("factors whose product exceeds float32")
         return Part(None, rows * np.float32(step), unit_columns(columns))
 
     def nonzeros(self, spec: Spec) -> int:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ..errors import PayloadError
 from .probability import MAX_CLASS, SPACINGS
-from .reader import ByteReader, malformed, varint
+from .reader import ByteReader, refuse_malformed, varint
 
 TILE_CELLS = 1 << 22  # a tile has at most this many entries
 TILE_SIDE = 1 << 11  # a matrix that is too large is cut into tiles near this square
@@ -84,10 +84,10 @@ class TileHeader(NamedTuple):
     def read(cls, reader: ByteReader, cells: int) -> TileHeader:
         spacings, base = struct.unpack("<Bb", reader.take(2))
         if spacings > 15:
-            malformed("unknown tile flags")
+            refuse_malformed("unknown tile flags")
         nonzeros = reader.varint()
         if not 1 <= nonzeros <= cells:
-            malformed(f"a tile of {cells} cells with {nonzeros} non-zeros")
+            refuse_malformed(f"a tile of {cells} cells with {nonzeros} non-zeros")
         row, column = SPACINGS[spacings & 3], SPACINGS[spacings >> 2]
         row_range = _read_class_range(reader) if row else (1, 1)
         column_range = _read_class_range(reader) if column else (1, 1)
@@ -97,7 +97,7 @@ class TileHeader(NamedTuple):
 def _read_class_range(reader: ByteReader) -> tuple[int, int]:
     first, last = reader.byte(), reader.byte()
     if not 1 <= first <= last <= MAX_CLASS:
-        malformed(f"scale classes from {first} to {last}")
+        refuse_malformed(f"scale classes from {first} to {last}")
     return first, last
 
 
@@ -129,7 +129,7 @@ def read_tiles(body: bytes | memoryview, shape: tuple[int, ...]) -> list[CodedTi
     """The tiles of a tensor of this shape, their headers checked; None for one that is all zero."""
     size = math.prod(shape)
     if size == 0:
-        malformed("an empty tensor has coefficients")
+        refuse_malformed("an empty tensor has coefficients")
     if size > TILE_CELLS * (len(body) + 1):  # before they are listed: every tile but the last has a byte
         raise PayloadError("truncated", f"{len(body)} bytes cannot hold the tiles of {size} entries")
     reader = ByteReader(body)

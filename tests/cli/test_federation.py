@@ -142,7 +142,7 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--config", "twice.toml"), "ratio is given twice"),
         (("--config", "dashes.toml"), "dashes.toml: per_round is given twice"),
         (("--resume", "--overwrite", "--out", "thesis"), "give --resume or --overwrite, not both"),
-        (("--overwrite", "--out", "thesis"), "thesis: is not empty"),
+        (("--overwrite", "--out", "thesis"), "thesis: is not empty and holds no run, so nothing is overwritten"),
         (("--ratio", "1e9", "--rounds", "1"), "a budget of 0 bytes is too small"),
         (("--lr", "-1"), "lr must be a positive number"),
         (("--lr", "1e300"), "lr must be a positive number, at most 3e+38"),

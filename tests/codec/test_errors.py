@@ -12,5 +12,6 @@ def test_errors_can_be_told_apart_and_pickled() -> None:
     budget_error = pickle.loads(pickle.dumps(BudgetError(10, 60)))
     assert (budget_error.budget, budget_error.minimum) == (10, 60)
     assert "10 bytes is too small" in str(budget_error) and "at least 60 bytes" in str(budget_error)
+    assert "a ratio of 6.66 at most" in str(pickle.loads(pickle.dumps(BudgetError(10, 60, 400))))
     for kind in (PayloadError, BudgetError):
         assert issubclass(kind, FedFQError) and issubclass(kind, ValueError)

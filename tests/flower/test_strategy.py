@@ -34,6 +34,7 @@ from flwr.serverapp.strategy import (
 import fedfq
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower.protocol import TAG_BYTES
+from fedfq.flower.strategy import NothingAccepted
 from tests.flower.local import LocalGrid, app, arrays, change_payloads, number, payload_of, record, travelled
 from tests.updates import Array as NDArray
 from tests.updates import assert_identical, network
@@ -535,3 +536,14 @@ def test_averaging_takes_less_than_two_models_for_any_number_of_replies():
             tracemalloc.stop()
         assert metrics["fedfq-dropped"] == 0
         assert peak < 2 * sum(value.nbytes for value in initial.values())
+
+
+def test_a_training_in_which_nothing_was_accepted_fails_and_says_why(caplog):
+    """A budget that is too small for the model: every client refuses, and an empty model would be saved."""
+    model = {"bn.running_var": np.ones(256, np.float32), "w": np.zeros((20, 20), np.float32)}
+    strategy = Compressed(FedAvg(fraction_evaluate=0.0))
+    grid = LocalGrid(app([fedfq_mod()], lambda given, *_: {name: value + 1 for name, value in given.items()}), NODES)
+    with caplog.at_level("ERROR", "flwr"), pytest.raises(NothingAccepted, match="in 2 rounds.*a ratio of .* at most"):
+        strategy.start(grid, record(model), num_rounds=2)
+    said = [each.getMessage() for each in caplog.records if "no reply of round" in each.getMessage()]
+    assert len(said) == 2 and "so the model stays as it was" in said[0]

@@ -108,7 +108,12 @@ def _announce() -> None:
         LOG.warning("fedfq compiles: up to %d s, in every process, as no folder can keep it (%s)", COMPILE_S, why)
     else:
         refused = f" (not in {store.problems[0]})" if CONFIG.CACHE_DIR and store.problems else ""
-        LOG.warning("fedfq compiles: up to %d s, once; kept in %s%s", COMPILE_S, store.target, refused)
+        LOG.warning(
+            "fedfq compiles, as this is its first use: up to %d s; kept in %s%s",
+            COMPILE_S,
+            store.target,
+            refused,
+        )
 
 
 @functools.cache

@@ -68,10 +68,11 @@ class Codec:
     True
     >>> codec.encode(update, seed=7) == codec.encode(update, seed=7)
     True
-    >>> fedfq.Codec(max_bytes=10).encode(update)
-    Traceback (most recent call last):
-        ...
-    fedfq.codec.errors.BudgetError: a budget of 10 bytes is too small: this update needs at least 18 bytes
+    >>> try:
+    ...     fedfq.Codec(max_bytes=10).encode(update)
+    ... except fedfq.BudgetError as error:
+    ...     print(error.minimum)
+    18
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class Codec:
         )
         budget = self._budget(layout)
         if budget is not None and budget < container.minimum:
-            raise BudgetError(budget, container.minimum)
+            raise BudgetError(budget, container.minimum, raw_bytes(layout))
         if not any(peaks):
             return container, Encoding()
         request = Request(

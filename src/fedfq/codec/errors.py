@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class FedFQError(Exception):
     """Base class of the errors that fedfq raises on its own account."""
@@ -10,16 +12,21 @@ class FedFQError(Exception):
 class BudgetError(FedFQError, ValueError):
     """The byte budget is below the smallest payload this update can have.
 
-    `minimum` is that smallest size in bytes: any budget from there on succeeds.
+    `minimum` is that smallest size in bytes: any budget from there on succeeds. `raw` is the update's
+    size uncompressed, where it is known.
     """
 
-    def __init__(self, budget: int, minimum: int) -> None:
-        super().__init__(f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes")
+    def __init__(self, budget: int, minimum: int, raw: int | None = None) -> None:
+        ratio = ""
+        if raw is not None and raw >= minimum:
+            ratio = f", a ratio of {math.floor(100 * raw / minimum) / 100:g} at most"
+        super().__init__(f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes{ratio}")
         self.budget = budget
         self.minimum = minimum
+        self.raw = raw
 
-    def __reduce__(self) -> tuple[type[BudgetError], tuple[int, int]]:
-        return BudgetError, (self.budget, self.minimum)
+    def __reduce__(self) -> tuple[type[BudgetError], tuple[int, int, int | None]]:
+        return BudgetError, (self.budget, self.minimum, self.raw)
 
 
 class PayloadError(FedFQError, ValueError):

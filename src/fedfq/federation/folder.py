@@ -65,7 +65,8 @@ class Folder:
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
         if not self.holds_run:
-            raise ValueError(f"{self.path}: is not empty")
+            kept = ", so nothing is overwritten" if overwrite else ""
+            raise ValueError(f"{self.path}: is not empty and holds no run{kept}")
         if not overwrite:
             raise ValueError(f"{self.path}: already holds a run (--resume continues it, --overwrite replaces it)")
         if not {"config", "fedfq"} <= self._read_description().keys():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +34,7 @@ from fedfq.flower.arrays import record, size, tensors, views
 from fedfq.flower.mod import fedfq_mod
 from fedfq.flower.protocol import LONGEST_REASON
 from fedfq.flower.replies import LARGEST_WEIGHT, Arrivals
-from fedfq.flower.strategy import Compressed
+from fedfq.flower.strategy import Compressed, NothingAccepted
 from fedfq.tasks.task import Data, Task, evaluate
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
@@ -138,8 +139,10 @@ def main(grid: Grid, context: Context) -> None:
     folder.begin(config, engine="flower", flwr=version("flwr"))
     ledger = RunLedger(config, folder, task, data, model, make_strategy(config, nodes), nodes)
     initial = record(state(model))
-    result = ledger.strategy.start(grid, initial, config.rounds, evaluate_fn=ledger.after_round)
-    folder.finish(tensors(result.arrays or initial))  # no arrays: all that the clients sent was refused
+    arrays = initial
+    with suppress(NothingAccepted):  # the ledger says so
+        arrays = ledger.strategy.start(grid, initial, config.rounds, evaluate_fn=ledger.after_round).arrays or initial
+    folder.finish(tensors(arrays))
 
 
 def make_strategy(config: Config, nodes: list[int]) -> Counted | Compressed:

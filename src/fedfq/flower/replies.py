@@ -19,6 +19,7 @@ from .limits import UNSCALED, Pair
 from .protocol import BYTES, NMSE, RATIO, SETTLED, UPDATE, printable, unseal
 
 DROPPED, SCALED, REWEIGHTED = "fedfq-dropped", "fedfq-scaled", "fedfq-reweighted"
+FAILED = "fedfq-failed"  # nodes that answered with an error, or not at all
 MEDIAN_NORM, LARGEST_NORM, LARGEST_SHARE = "fedfq-norm-median", "fedfq-norm-largest", "fedfq-share-largest"
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # beyond, no numbers of examples; nor could float32 sums hold them
 WORST_NMSE = 1.1  # a payload of zeros has 1, and no honest one is much worse
@@ -205,6 +206,7 @@ class RoundLedger:
             record[name] = len(nodes)
             if nodes:
                 record[f"{name}-nodes"] = nodes
+        record[FAILED] = len(self._failed)
         for reason, count in sorted(Counter(reason for _, reason, _ in self._dropped).items()):
             record[f"{DROPPED}-{reason}"] = count
         return record

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from logging import INFO
+from logging import ERROR, INFO
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -32,7 +32,7 @@ from flwr.serverapp.strategy.dp_adaptive_clipping import DifferentialPrivacyAdap
 from flwr.serverapp.strategy.dp_fixed_clipping import DifferentialPrivacyFixedClippingBase
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from fedfq.codec.errors import PayloadError
+from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.codec.format.layout import raw_bytes
 from fedfq.codec.tensors import specs
 from fedfq.federation.downlink import models_sent
@@ -46,6 +46,10 @@ from .round import ServerRound
 PRIVACY = (DifferentialPrivacyFixedClippingBase, DifferentialPrivacyAdaptiveBase)
 Answered = tuple[Message, ReplyContent]  # a reply, and what was read in it
 JUDGES = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, *PRIVACY)
+
+
+class NothingAccepted(FedFQError):
+    """A training in which no update was accepted in any round."""
 
 
 class Compressed(Strategy):
@@ -100,6 +104,8 @@ class Compressed(Strategy):
         self.norm_multiple = norm_multiple
         self.weight_multiple = weight_multiple
         self._starts = False  # between begin and end of `start`
+        self._useful_rounds = 0  # in which an update was accepted
+        self._useless_rounds = 0
         self._is_wrapped = False  # another strategy was started, and stands around this one
         self._begin()
 
@@ -119,10 +125,17 @@ class Compressed(Strategy):
     def start(self, *args: Any, **options: Any) -> Result:
         """Run the federation, as `Strategy.start` does."""
         self._starts = True
+        self._useful_rounds = self._useless_rounds = 0
         try:
-            return super().start(*args, **options)
+            result = super().start(*args, **options)
         finally:
             self._starts = False
+        if self._useless_rounds and not self._useful_rounds:
+            raise NothingAccepted(
+                f"no client sent anything that could be used in {self._useless_rounds} rounds, so nothing was "
+                f"trained; the last reason: {self.last.dropped[-1][1] if self.last.dropped else 'no reply'}"
+            )
+        return result
 
     def summary(self) -> None:
         # Flower asks the strategy that it starts for a summary, and that one asks those inside.
@@ -196,7 +209,17 @@ class Compressed(Strategy):
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
         self._settled = (self._settled | ledger.settled) - ledger.unsettled
         self.last = ledger.arrivals(self._models)
+        self._count_round(server_round)
         return arrays, ledger.metrics(metrics)
+
+    def _count_round(self, number: int) -> None:
+        """Say so if nothing came of a round."""
+        if self.last.accepted:
+            self._useful_rounds += 1
+            return
+        self._useless_rounds += 1
+        reasons = {reason for _, reason in self.last.dropped} or {"no node answered"}
+        log(ERROR, "fedfq: no reply of round %s could be used, so the model stays as it was: %s", number, min(reasons))
 
     def _select_sound(self, round_: ServerRound, replies: list[Message], ledger: RoundLedger) -> list[Answered]:
         """The replies of which each for itself can be used, with their norms."""

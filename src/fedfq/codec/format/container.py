@@ -174,6 +174,8 @@ def _open(data: bytes | memoryview) -> tuple[int, ByteReader]:
     reader = ByteReader(data)
     if bytes(reader.data[:2]) != MAGIC[: len(reader.data)]:
         raise PayloadError("magic", "this is not a fedfq payload")
+    if reader.left() < HEAD.size:
+        raise PayloadError("truncated", f"{reader.left()} bytes are too few for a fedfq payload")
     _, version, flags, checksum = HEAD.unpack(reader.take(HEAD.size))
     if version != VERSION:
         raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")

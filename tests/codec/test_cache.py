@@ -259,3 +259,27 @@ def test_only_some_old_folders_stay(tmp_path):
     cache._remove_old(tmp_path)
     kept = {f"kernels-{age}" for age in range(cache.KEPT_FOLDERS + 1)}
     assert {path.name for path in tmp_path.iterdir()} == kept | {"other"}
+
+
+def test_a_link_to_nowhere_is_passed_over(package, nowhere, tmp_path):
+    """In a folder that all may write, anybody could have put it there."""
+    protect(package)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    (temporary / f"fedfq-{os.getuid()}").symlink_to(tmp_path / "missing" / "evil")
+    said = twice(package, **nowhere | {"TMPDIR": str(temporary)})
+    assert "as no folder can keep it" in said
+
+
+def test_a_folder_that_another_process_removes_is_no_error(tmp_path, monkeypatch):
+    for number in range(10):
+        (tmp_path / f"{cache.PREFIX}{number}").mkdir()
+    lstat = Path.lstat
+
+    def vanish(path):
+        shutil.rmtree(path)
+        return lstat(path)
+
+    monkeypatch.setattr(Path, "lstat", vanish)
+    cache._remove_old(tmp_path)

@@ -539,3 +539,17 @@ def test_an_addition_that_is_interrupted_halfway_is_not_averaged(monkeypatch: py
     for use in (accumulator.mean, lambda: accumulator.add(payload)):
         with pytest.raises(ValueError, match="an addition was interrupted halfway, so the sums are of no use"):
             use()
+
+
+@pytest.mark.parametrize("threads", [0, -1, True, 1.5, "2", None])
+def test_a_number_of_threads_that_is_none_is_refused(threads: Any) -> None:
+    with pytest.raises(ValueError, match="threads must be a positive integer"):
+        decode(b"", threads=threads)
+    with pytest.raises(ValueError, match="threads must be a positive integer"):
+        Accumulator(like=network(), threads=threads)
+
+
+@pytest.mark.parametrize("weight", ["3", True, None, 10**400, float("nan")])
+def test_a_weight_that_is_no_number_is_refused_in_a_short_line(weight: Any) -> None:
+    with pytest.raises(ValueError, match="weight must be positive and finite as float32, got .{1,60}$"):
+        Accumulator(like=network()).add(encode(network(), ratio=20), weight)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -147,3 +148,41 @@ def test_other_system_errors_stay_what_they_are() -> None:
 def test_the_result_is_that_of_the_work() -> None:
     for threads in (1, 3):
         assert with_workers(threads, lambda spread: spread(np.square, range(5))) == [0, 1, 4, 9, 16]
+
+
+def test_items_are_mapped_in_order_and_the_first_error_is_raised() -> None:
+    def spread(function: Any, items: Any) -> Any:
+        return parallel.with_workers(3, lambda spread: spread(function, items))
+
+    assert spread(lambda item: 2 * item, range(50)) == list(range(0, 100, 2))
+    assert spread(lambda item: item, []) == []
+    with pytest.raises(ZeroDivisionError):
+        spread(lambda item: 1 // item, [3, 2, 1, 0, "text"])
+
+
+def test_an_interrupt_of_threads_neither_hangs_nor_breaks_a_lock() -> None:
+    """Signals at random places of short decodings, for some seconds; in a process of its own, which may be killed."""
+    script = """
+import random, signal, time
+import numpy as np, fedfq
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+update = {"a": np.random.default_rng(0).standard_normal((300, 300)).astype("f4"), "b": np.ones((50, 4, 3), "f4")}
+payload = fedfq.encode(update, ratio=16)
+fedfq.decode(payload, threads=2)
+began = time.perf_counter()
+fedfq.decode(payload, threads=2)
+longest, end, interrupts = time.perf_counter() - began, time.monotonic() + 6, 0
+while time.monotonic() < end:
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-5, longest))
+            fedfq.decode(payload, threads=2)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except KeyboardInterrupt:
+        interrupts += 1
+print(interrupts)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 50

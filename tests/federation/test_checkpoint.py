@@ -1,6 +1,7 @@
 """A checkpoint that is damaged, foreign or of another run is refused by name, and nothing is touched."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -57,12 +58,35 @@ def test_a_state_that_names_another_file_does_not_cut_it_off(folder: Path) -> No
     assert (folder.parent / "thesis.tex").read_text() == "important"
 
 
-@pytest.mark.parametrize("name", [*LEDGERS, "checkpoint", "checkpoint/memory"])
-def test_what_would_be_cut_off_or_deleted_is_no_link_to_elsewhere(folder: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [*LEDGERS, "checkpoint", "checkpoint/memory", "model.safetensors", "sample.fedfq"])
+def test_what_would_be_written_or_deleted_is_no_link_to_elsewhere(folder: Path, name: str) -> None:
     elsewhere = folder.parent / "elsewhere"
     (folder / name).rename(elsewhere)
     (folder / name).symlink_to(elsewhere)
-    assert refused(folder).startswith(f"{folder / name}: is a symbolic link")
+    assert refused(folder).startswith(f"{folder / name}: is neither a file nor a folder")
+
+
+def test_files_of_later_checkpoints_are_no_links_to_elsewhere(folder: Path) -> None:
+    victim = folder.parent / "authorized_keys"
+    victim.write_text("mine")
+    (folder / "checkpoint" / "model-000099.safetensors").symlink_to(victim)
+    assert "model-000099.safetensors: is neither a file nor a folder" in refused(folder)
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+def test_nothing_of_others_in_the_checkpoint_is_deleted(folder: Path, with_state: bool) -> None:
+    (folder / "checkpoint" / "thesis.txt").write_text("mine")
+    if not with_state:
+        for name in ("checkpoint/state.json", "model.safetensors", *LEDGERS):
+            (folder / name).unlink()
+    assert "thesis.txt: is not of this run" in refused(folder)
+
+
+def test_a_state_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
+    (folder / "checkpoint" / "state.json").unlink()
+    os.mkfifo(folder / "checkpoint" / "state.json")
+    assert "state.json: is neither a file nor a folder" in refused(folder)
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1]])

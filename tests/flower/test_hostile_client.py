@@ -391,3 +391,19 @@ def test_tokens_change_no_bit_of_the_model():
         return arrays(Compressed(FedAvg()).start(grid, record(network(5)), num_rounds=3).arrays)
 
     assert_identical(run(), run())
+
+
+@pytest.mark.parametrize("metrics", [{"extra": 1.0}, {"loss": [1.0, 2.0]}, {"num-examples": float("nan")}])
+def test_an_evaluation_that_would_end_the_run_is_dropped(metrics):
+    grid = LocalGrid(app([fedfq_mod(4)], train), 5)
+
+    def tamper(who: int, reply: Message) -> Message:
+        if who == 2 and "arrays" not in reply.content:
+            for name, value in metrics.items():
+                reply.content["metrics"][name] = value
+        return reply
+
+    grid.tamper = tamper
+    model = {"weight": np.zeros(SHAPE, np.float32), "steps": np.zeros(2, np.int64)}
+    result = Compressed(FedAvg(fraction_evaluate=1.0)).start(grid, record(model), num_rounds=1)
+    assert np.isfinite(result.evaluate_metrics_clientapp[1]["loss"])

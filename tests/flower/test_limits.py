@@ -89,3 +89,10 @@ def test_tenfold_norms_of_honest_clients_are_left_alone():
         count = int(rng.integers(MIN_FOR_MEDIAN, 20))
         honest = [Pair(float(norm), 0.0) for norm in 10 ** rng.uniform(0, 1, count)]
         assert Limits(10.0, 10.0).scales(honest) == count * [(1, 1)]
+
+
+def test_where_most_do_not_move_a_few_cannot_say_what_is_usual():
+    """Seven clients without a step, an honest one, and two that send 1e30."""
+    found = [Pair(0.0, 0.0)] * 7 + [Pair(0.01, 0.0)] + [Pair(1e30, 0.0)] * 2
+    scales = Limits(10, 10).scales(found)
+    assert [pair.floats * by.floats for pair, by in zip(found, scales)] == pytest.approx([0.0] * 7 + [0.01, 0.1, 0.1])

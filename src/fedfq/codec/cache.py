@@ -12,6 +12,7 @@ nobody can rename what is not theirs, may be above). The package's own folder is
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import logging
@@ -22,6 +23,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +46,7 @@ PACKAGE = Path(__file__).parents[1]
 def keep(compiled: Any) -> None:
     """Let a kernel that numba has not compiled yet be loaded from disk, and be stored there.
 
-    Of numba, this needs a dispatcher's `_cache`. Where there is none (another version, or NUMBA_DISABLE_JIT), nothing
+    Of numba, this needs a dispatcher's `_cache`. Where there is none (another version), nothing
     is kept.
     """
     if hasattr(compiled, "_cache"):
@@ -185,14 +187,14 @@ def _sources() -> list[Path]:
 
 def _make(folder: Path) -> bool:
     """Make a folder and those above, which others may read; whether it is new."""
-    try:
-        folder.mkdir(0o755)
-    except FileExistsError:
-        return False
-    except FileNotFoundError:
-        _make(folder.parent)
-        return _make(folder)
-    return True
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    for path in reversed(missing):
+        try:
+            path.mkdir(0o755)
+        except FileExistsError:
+            if not path.is_dir():  # a file, or a link to nowhere
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+    return bool(missing)
 
 
 def _distrust(folder: Path, all_above: bool) -> str | None:
@@ -218,9 +220,10 @@ def _is_owned(status: os.stat_result) -> bool:
 
 def _remove_old(place: Path) -> None:
     """Leave only some folders of older states. Who still uses one that goes compiles again."""
-    found = sorted(place.glob(PREFIX + "*"), key=lambda path: path.lstat().st_mtime)
-    for path in found[: -KEPT_FOLDERS - 1]:
-        shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # another process is at it, too
+        found = sorted(place.glob(PREFIX + "*"), key=lambda path: path.lstat().st_mtime)
+        for path in found[: -KEPT_FOLDERS - 1]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 # Files: a checksum, and what numba makes of compiled code

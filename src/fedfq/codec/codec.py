@@ -20,7 +20,7 @@ from .format.container import Container, Encoding
 from .format.layout import Spec, raw_bytes
 from .format.sections import FloatSection, IntegerSection, Section
 from .kernels import U, kernel
-from .parallel import Spread, with_workers
+from .parallel import Spread, check_threads, with_workers
 from .ratio import DEFAULT_RATIO, check_ratio
 from .shared_basis import SharedBasis
 from .tensors import KEPT, QUANTIZED, Tensor, read
@@ -133,8 +133,7 @@ class Codec:
             raise ValueError(f'step= goes with allocator="waterfill", not with {self.allocator!r}')
         if self.claimed_ratio is not None and self.allocator == "waterfill":
             raise ValueError('claimed_ratio= goes with allocator="exact" or "cgsa", not with "waterfill"')
-        if not isinstance(self.threads, int) or isinstance(self.threads, bool) or self.threads < 1:
-            raise ValueError(f"threads must be a positive integer, got {self.threads!r}")
+        check_threads(self.threads)
 
     def encode(self, update: Any, seed: int = 0, *, shared_basis: SharedBasis | None = None) -> bytes:
         """The payload of `update`: a module, or a mapping from names to arrays of numpy, torch or another library.

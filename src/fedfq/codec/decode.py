@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from .format.layout import Spec
 from .format.parts import Part
 from .format.sections import Job, Surroundings
 from .kernels import FLOAT32_MAX
-from .parallel import Spread, with_workers
+from .parallel import Spread, check_threads, with_workers
 from .shared_basis import SharedBasis
 from .tensors import specs
 
@@ -56,6 +57,7 @@ def decode(
         ...
     fedfq.codec.errors.PayloadError: the payload is damaged: its checksum does not match
     """
+    check_threads(threads)
     if not max_bytes >= 0:
         raise ValueError(f"max_bytes must not be negative, got {max_bytes!r}")
     layout = None if like is None else specs(like)
@@ -156,6 +158,7 @@ class Accumulator:
     """
 
     def __init__(self, like: Any, *, threads: int = 1) -> None:
+        check_threads(threads)
         self.layout = specs(like)
         self.threads = threads
         self._lock = Lock()
@@ -246,15 +249,15 @@ class Accumulator:
 
 
 def _check_weight(weight: float) -> float:
-    """As a float, also of an integer beyond 64 bits."""
-    try:
-        number = float(weight)
-    except OverflowError:
-        number = math.inf
+    """The weight as a float, also of an integer beyond 64 bits."""
+    number = math.nan
+    if isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(weight, bool):
+        with suppress(OverflowError):
+            number = float(weight)
     with np.errstate(over="ignore"):
         rounded = np.float32(number)
     if not (math.isfinite(rounded) and rounded > 0):
-        raise ValueError(f"weight must be positive and finite as float32, got {weight!r}")
+        raise ValueError(f"weight must be positive and finite as float32, got {weight!r:.60}")
     return number
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from _thread import LockType, allocate_lock, start_new_thread
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -24,8 +26,7 @@ def with_workers(threads: int, work: Callable[[Spread], T]) -> T:
         _single_threaded_products.begin(ours)
         if threads == 1:
             return work(lambda function, items: [function(item) for item in items])
-        with ThreadPoolExecutor(threads) as pool:
-            return work(lambda function, items: list(pool.map(function, items)))
+        return work(lambda function, items: _map_in_threads(threads, function, list(items)))
     except SystemError as error:
         if error.__cause__ is None:
             raise
@@ -37,6 +38,61 @@ def with_workers(threads: int, work: Callable[[Spread], T]) -> T:
         except BaseException:  # Ctrl-C just now
             _single_threaded_products.end(ours)
             raise
+
+
+def check_threads(threads: object) -> None:
+    """Refuse what is no number of threads."""
+    if not isinstance(threads, int) or isinstance(threads, bool) or threads < 1:
+        raise ValueError(f"threads must be a positive integer, got {threads!r}")
+
+
+def _map_in_threads(threads: int, function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+    """[function(item) for item in items], in so many threads. Of several errors, that of the first item is raised.
+
+    Built of what the interpreter does in one piece. Ctrl-C inside a pool of the standard library, whose locks are
+    Python code, may leave one of them held, and everybody waiting.
+    """
+    tasks: SimpleQueue[tuple[int, Any]] = SimpleQueue()
+    results: SimpleQueue[tuple[int, Any, BaseException | None]] = SimpleQueue()
+    for task in enumerate(items):
+        tasks.put(task)
+
+    def work(busy: LockType) -> None:
+        if not busy.acquire(blocking=False):
+            return  # the work was given up before this thread began
+        with suppress(Empty):
+            while True:
+                number, item = tasks.get_nowait()
+                try:
+                    results.put((number, function(item), None))
+                except BaseException as error:
+                    results.put((number, None, error))
+        busy.release()
+
+    busy = [allocate_lock() for _ in range(min(threads, len(items)))]
+    found: dict[int, tuple[Any, BaseException | None]] = {}
+    try:
+        for lock in busy:
+            start_new_thread(work, (lock,))
+        while len(found) < len(items):
+            number, value, error = results.get()
+            found[number] = value, error
+            if error is not None:  # what was not begun yet comes later in the list
+                break
+    finally:
+        with suppress(Empty):
+            while True:
+                tasks.get_nowait()
+        for lock in busy:  # nobody works on after the return
+            lock.acquire()
+    with suppress(Empty):
+        while True:
+            number, value, error = results.get_nowait()
+            found[number] = value, error
+    for number in sorted(found):
+        if (first := found[number][1]) is not None:
+            raise first
+    return [found[number][0] for number in range(len(items))]
 
 
 class _SingleThreadedProducts:

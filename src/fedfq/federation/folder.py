@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -153,6 +154,7 @@ class Folder:
 
         A run that has lost its checkpoint, or never had one, as on Flower, cannot go on, and is left as it is.
         """
+        self._refuse_foreign()
         if (engine := self._read_description().get("engine")) is not None:
             raise ValueError(f"{self.path}: was run on {engine}, and such a run cannot be continued")
         config = self.config()
@@ -164,6 +166,19 @@ class Folder:
             (self.path / name).unlink(missing_ok=True)
         shutil.rmtree(self.checkpoints.folder, ignore_errors=True)
         return None
+
+    def _refuse_foreign(self) -> None:
+        """A run writes and deletes files by their names: they must be its own, and lie here.
+
+        The folder may be a stranger's: behind a link, or among the checkpoint's files, could be anything of the user's.
+        """
+        for path in (*self.path.iterdir(), *self.checkpoints.folder.rglob("*")):
+            name = path.relative_to(self.path).as_posix()
+            if OURS.fullmatch(name):
+                if not stat.S_ISREG(path.lstat().st_mode) and not stat.S_ISDIR(path.lstat().st_mode):
+                    raise ValueError(f"{path}: is neither a file nor a folder, so the run cannot be continued")
+            elif path.parent != self.path:
+                raise ValueError(f"{path}: is not of this run, which deletes what is no longer needed there")
 
     # The end
 

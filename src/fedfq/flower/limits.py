@@ -103,10 +103,14 @@ class Limits:
     def scales(self, found: Sequence[Pair]) -> list[Pair]:
         """By how much each of a round's updates is to be made shorter.
 
-        Clients without a step of training do not say how long updates are; but integers that nobody else moves are
-        usual as they are.
+        Clients without a step of training do not say how long updates are. Where they are most, the shortest update of
+        the others is what is usual, as their median may be that of a hostile few. But integers that nobody else moves
+        are usual as they are.
         """
-        floats = self._floats.median([pair.floats for pair in found if pair.floats > 0])
+        moving = sorted(pair.floats for pair in found if pair.floats > 0)
+        floats = self._floats.median(moving)
+        if moving and 2 * len(moving) <= len(found):
+            floats = moving[0]
         integers = self._integers.median([pair.integers for pair in found])
         return [
             Pair(_share(pair.floats, floats, self._norm_multiple), _share(pair.integers, integers, self._norm_multiple))

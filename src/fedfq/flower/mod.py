@@ -82,19 +82,21 @@ class FedFQMod:
             return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
 
     def _train(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        codec = self._codec(context.node_config)
+        with _refusing():
+            codec = self._codec(context.node_config)
         self._refuse_clipping(message.content)
         order, content, packed = _open(message.content)
         given = dict(_only_record(content)[1])  # the app may take the Arrays out of its record
         with _refusing():
             memory = memory_of(context, given)
-        self._keep_initial(order, memory, packed)
+            self._keep_initial(order, memory, packed)
         message.content = content
         reply = _call(call_next, message, context)
         if reply.has_error():
             return reply
         update = _update(reply.content, given)
-        basis = self._shared_basis(order, memory, given)
+        with _refusing():
+            basis = self._shared_basis(order, memory, given)
         del given, packed
         sent = self._encode(codec, update, order, memory, basis)
         sealed = seal(sent.payload, order.token)
@@ -206,10 +208,10 @@ def _open(content: RecordDict) -> tuple[TrainOrder, RecordDict, ArrayRecord]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Tell the server of bad values in one line."""
+    """Tell the server in one line of bad values, and of a disk that cannot be written."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, OverflowError, OSError) as error:
         raise Refusal(str(error)) from error
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Any, NamedTuple
 
-from flwr.app import MetricRecord, RecordDict
+from flwr.app import Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
 from fedfq.codec.errors import FedFQError
@@ -68,12 +68,11 @@ class ReplyContent:
     @property
     def kinds(self) -> Kinds:
         """The names of its records and metrics; of those that are lists, their length as well, of the others -1."""
-        metrics = sorted((name, len(value) if isinstance(value, list) else -1) for name, value in self.metrics.items())
-        return ((self.key, -1), (self.metrics_key, -1), *metrics)
+        return ((self.key, -1), (self.metrics_key, -1), *_name_kinds(self.metrics))
 
     def check(self, loss_key: str | None) -> None:
         """Refuse a weight or loss that spoils every mean."""
-        if not isinstance(self.weight, (int, float)) or not SMALLEST_WEIGHT < self.weight < LARGEST_WEIGHT:
+        if not _is_weight(self.weight):
             raise Unusable("weight", f"the number by which it counts must be positive, got {self.weight!r}")
         if loss_key is not None:
             loss = self.metrics.get(loss_key)
@@ -90,6 +89,15 @@ class ReplyContent:
         self.weight = weight
         if self.weight_key is not None:
             self.metrics[self.weight_key] = weight
+
+
+def _is_weight(value: object) -> bool:
+    return isinstance(value, (int, float)) and SMALLEST_WEIGHT < value < LARGEST_WEIGHT
+
+
+def _name_kinds(metrics: MetricRecord) -> Kinds:
+    """The names of metrics; of those that are lists, their length as well, of the others -1."""
+    return tuple(sorted((name, len(value) if isinstance(value, list) else -1) for name, value in metrics.items()))
 
 
 def _in_words(kinds: Kinds) -> str:
@@ -133,6 +141,32 @@ def usual_kinds(answers: list[ReplyContent], before: Mapping[Kinds, int]) -> Kin
     """
     counts = Counter(answer.kinds for answer in answers)
     return min(counts, key=lambda kinds: (-counts[kinds], -before.get(kinds, 0), kinds), default=())
+
+
+def select_evaluations(replies: Iterable[Message], weight_key: str | None) -> list[Message]:
+    """Replies of an evaluation whose metrics are those that most have, with a weight that spoils no mean."""
+    sound = []
+    for reply in replies:
+        if reply.has_content():
+            metrics = list(reply.content.metric_records.values())
+            weight = metrics[0].get(weight_key) if len(metrics) == 1 and weight_key is not None else 1.0
+            if len(metrics) == 1 and _is_weight(weight):
+                sound.append((reply, _name_kinds(metrics[0])))
+            else:
+                _say_dropped(
+                    reply, f"{len(metrics)} MetricRecords, and {weight!r:.60} as the number by which it counts"
+                )
+    counts = Counter(kinds for _, kinds in sound)
+    usual = min(counts, key=lambda kinds: (-counts[kinds], kinds), default=())
+    for reply, kinds in sound:
+        if kinds != usual:
+            _say_dropped(reply, f"it has {_in_words(kinds)}; most have {_in_words(usual)}")
+    return [reply for reply, kinds in sound if kinds == usual]
+
+
+def _say_dropped(reply: Message, why: str) -> None:
+    node = reply.metadata.src_node_id
+    log(WARNING, "fedfq: the evaluation of node %s is dropped: %s", node, printable(why))
 
 
 class RoundLedger:

@@ -40,7 +40,7 @@ from fedfq.federation.downlink import models_sent
 from .arrays import digest, pack, views
 from .limits import DEFAULT_MULTIPLE, UNSCALED, Limits
 from .protocol import ORDER, TrainOrder, new_token
-from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read, usual_kinds
+from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read, select_evaluations, usual_kinds
 from .round import ServerRound
 
 PRIVACY = (DifferentialPrivacyFixedClippingBase, DifferentialPrivacyAdaptiveBase)
@@ -270,7 +270,11 @@ class Compressed(Strategy):
         return self.strategy.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        """As the strategy has it, of replies with the metrics that most have: one with others would end the run."""
+        weight_key, _ = _find_keys(self.strategy)
+        arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        kept = [reply for reply in arrived if reply.has_error()] + select_evaluations(arrived, weight_key)
+        return self.strategy.aggregate_evaluate(server_round, kept) if kept else None
 
 
 def _judges(strategy: Strategy) -> bool:

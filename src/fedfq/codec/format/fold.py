@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -109,6 +110,7 @@ def _subtract(flat: Array, rows: Array, columns: Array, made: Array, rest: Array
             rest[at] = flat[at] - made[U(i), U(j)]
 
 
+@lru_cache(1024)  # a model has few different shapes
 def fold(shape: tuple[int, ...]) -> Fold | None:
     """The view with the shortest columns and rows, where a rank costs least; None for tensors not worth factors.
 

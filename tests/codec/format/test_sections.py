@@ -10,7 +10,7 @@ from fedfq.codec.format.container import parse
 from fedfq.codec.format.fold import max_rank
 from fedfq.codec.format.layout import DTYPES, Spec
 from fedfq.codec.format.reader import varint
-from fedfq.codec.format.sections import FACTORS, ZERO, IntegerSection, Section, WholeSection
+from fedfq.codec.format.sections import FACTORS, INTEGER, ZERO, IntegerSection, Section, WholeSection
 from fedfq.types import Array
 from tests.payloads import write
 from tests.updates import low_rank
@@ -63,3 +63,11 @@ def test_a_rank_beyond_the_matrix_is_refused() -> None:
         forged = write(parsed.layout or [], [(FACTORS, body)], step=parsed.step)
         with pytest.raises(PayloadError, match="rank"):
             decode(forged)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "int32", "uint64"])
+def test_booleans_may_stand_for_integers_and_become_them(dtype: str) -> None:
+    """The storage dtype may be narrower than the tensor's; what is decoded has the tensor's."""
+    body = bytes([DTYPES.index("bool"), 0, 1, 1])
+    values = IntegerSection(INTEGER, body).values(Spec("n", (3,), np.dtype(dtype)))
+    assert values.dtype == dtype and values.tolist() == [0, 1, 1]

@@ -206,7 +206,7 @@ class IntegerSection(WholeSection):
         if len(data) != spec.size * dtype.itemsize:
             refuse_malformed(f"tensor {spec.name!r}: {len(data)} bytes for {spec.size} entries of {dtype}")
         if dtype.kind == "b":
-            return np.frombuffer(data, np.uint8).astype(np.bool_)
+            return np.frombuffer(data, np.uint8).astype(np.bool_).astype(spec.dtype, copy=False)
         return np.frombuffer(data, dtype.newbyteorder("<")).astype(spec.dtype)
 
 

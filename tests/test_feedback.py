@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 from fedfq import BudgetError, Codec, ErrorFeedback, decode
 from tests.updates import Array, assert_identical, draw, network, nmse
 
-FLOATS = [name for name, value in network().items() if value.dtype.kind == "f"]
+QUANTIZED = [name for name, value in network().items() if value.dtype.kind == "f" and "running" not in name]
 
 
 def update_of(round_: int) -> dict[str, Array]:
@@ -36,23 +36,22 @@ def copy(residual: dict[str, Array]) -> dict[str, Array]:
 )
 def test_p_is_update_plus_e_and_e_becomes_p_minus_q(codec: Codec) -> None:
     memory = ErrorFeedback(codec)
-    e = {name: np.zeros_like(network()[name]) for name in FLOATS}
+    e = {name: np.zeros_like(network()[name]) for name in QUANTIZED}
     for round_ in range(4):
         update = network(round_)
         p = {name: value + e[name] if name in e else value for name, value in update.items()}
         payload = memory.encode(update, seed=round_)
         assert payload == codec.encode(p, round_)
         q = decode(payload, like=update)
-        e = {name: p[name] - q[name] for name in FLOATS}
+        e = {name: p[name] - q[name] for name in QUANTIZED}
         assert_identical(memory.residual, e)
 
 
-def test_counters_have_no_memory_and_kept_tensors_have() -> None:
+def test_counters_and_statistics_have_no_memory() -> None:
+    """What is late of a variance's fall could make it negative."""
     memory = ErrorFeedback(Codec(ratio=20))
     memory.encode(network())
-    assert set(memory.residual) == set(FLOATS)
-    kept = network()["bn.running_mean"]
-    np.testing.assert_array_equal(memory.residual["bn.running_mean"], kept - kept.astype(np.float16))
+    assert set(memory.residual) == set(QUANTIZED)
 
 
 def test_the_sum_of_what_is_decoded_tracks_the_sum_of_updates() -> None:
@@ -222,7 +221,7 @@ def test_a_state_is_a_snapshot() -> None:
     restored = ErrorFeedback(Codec(ratio=20))
     restored.load_state_dict(state)
     state["residual/fc.weight"][...] = 99
-    assert_identical(restored.residual, {name: frozen[f"residual/{name}"] for name in FLOATS})
+    assert_identical(restored.residual, {name: frozen[f"residual/{name}"] for name in QUANTIZED})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedfq.codec.codec import Codec
 from fedfq.codec.shared_basis import SharedBasis
-from fedfq.codec.tensors import EXACT, Tensor, read
+from fedfq.codec.tensors import QUANTIZED, Tensor, read
 from fedfq.types import Array
 
 RESIDUAL, PREVIOUS = "residual/", "previous/"
@@ -46,13 +46,16 @@ class ErrorFeedback:
         tensors = [self._add_memory(tensor) for tensor in read(update, self.codec.keep)]
         # Decoded without the gain: the residual of a scaled update would no longer contract.
         payload, sent = self.codec.encode_and_decode(tensors, seed, shared_basis)
-        left_out = {t.spec.name: _subtract(t.array, sent[t.spec.name]) for t in tensors if t.kind != EXACT}
+        left_out = {t.spec.name: _subtract(t.array, sent[t.spec.name]) for t in tensors if t.kind == QUANTIZED}
         self._previous, self.residual = self.residual, self.residual | left_out
         return payload
 
     def _add_memory(self, tensor: Tensor) -> Tensor:
-        """The tensor plus its memory, in float32; tensors that are carried exactly have none."""
-        if tensor.kind == EXACT:
+        """The tensor plus its memory, in float32.
+
+        Only quantised tensors have one: what is late of a variance's fall could make it negative.
+        """
+        if tensor.kind != QUANTIZED:
             return tensor
         name = tensor.spec.name
         memory = self.residual.get(name)

@@ -30,20 +30,20 @@ import numpy as np
 
 import fedfq
 from fedfq.codec.format.container import HAS_BASIS, LAYOUT_IS_DIGEST, parse
-from fedfq.codec.format.layout import MAX_TABLE_BYTES
+from fedfq.codec.format.layout import MAX_TABLE_BYTES, TABLE_BYTES_PER_BYTE, TABLE_SLACK_BYTES
 from tests.attacks.mutate import Array, Entry, corpus, mutations, small_tiles
 
 LIMIT = 1 << 22  # of decoding without a model
 SMALL_LIMIT = 1 << 10
 HANG_SECONDS = 120
 
-# What a call may take. A payload is copied and listed as sections; a layout inflates to 2^24 bytes (times two while
-# zlib enlarges its buffer) and to an object per tensor. Decoded entries take 16 bytes (index, value, and the result),
-# 28 with 16-byte dtypes, and temporary arrays of one tile; factors of a small matrix are up to twice its size.
+# What a call may take. A payload is copied and listed as sections; a layout inflates to 2^16 bytes and 64 for each byte
+# of the payload (times two while zlib enlarges its buffer), and to an object per tensor. Decoded entries take 16 bytes
+# (index, value, and the result), 20 with 8-byte dtypes, and temporary arrays of one tile; small integers 8 more than
+# their dtype, twice; factors of a small matrix are up to twice its size.
 BYTES_PER_ENTRY = 120
 BYTES_PER_PAYLOAD_BYTE = 1200
 BASE_BYTES = 1 << 19
-LAYOUT_BYTES = 3 * MAX_TABLE_BYTES
 SLOWEST_SECONDS = 2.0
 
 
@@ -74,13 +74,14 @@ class Fuzzer:
     def run(self, what: str, entry: Entry, data: bytes) -> None:
         """All calls with one payload."""
         entries = sum(array.size for array in entry.model.values())
+        layout = 3 * min(MAX_TABLE_BYTES, TABLE_SLACK_BYTES + TABLE_BYTES_PER_BYTE * len(data))
 
         def decode(**options: Any) -> Callable[[], Any]:
             return lambda: fedfq.decode(data, shared_basis=entry.basis, **options)
 
         decoded = [
-            self._call(what, "decode", data, decode(max_bytes=LIMIT), LIMIT // 4, LAYOUT_BYTES),
-            self._call(what, "small", data, decode(max_bytes=SMALL_LIMIT), 256, LAYOUT_BYTES),
+            self._call(what, "decode", data, decode(max_bytes=LIMIT), LIMIT // 4, layout),
+            self._call(what, "small", data, decode(max_bytes=SMALL_LIMIT), 256, layout),
             self._call(what, "like", data, decode(like=entry.model), entries, 0),
         ]
         for result, limit in zip(decoded, (LIMIT, SMALL_LIMIT, None)):
@@ -88,7 +89,7 @@ class Fuzzer:
                 _check(result, entry.model if limit is None else None, limit, data)
         self.tally.accepted[what] += any(result is not None for result in decoded)
         like = entry.model if data[3:4] and data[3] & LAYOUT_IS_DIGEST else None
-        report = self._call(what, "inspect", data, lambda: fedfq.inspect(data, like=like), 0, LAYOUT_BYTES)
+        report = self._call(what, "inspect", data, lambda: fedfq.inspect(data, like=like), 0, layout)
         if report is None and any(result is not None for result in decoded[:2]):
             raise Broken(f"decodes, but inspect refuses: {data.hex()}")
         self._accumulate(what, entry, data, entries, decoded[2])

@@ -6,10 +6,11 @@ no check behind it is ever reached. Everything runs inside `small_tiles`, so tha
 
 from __future__ import annotations
 
+import math
 import random
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -29,6 +30,7 @@ from fedfq.codec.format.container import (
     HEAD,
     LAYOUT_IS_DIGEST,
     MAGIC,
+    SHARES_SMALL,
     VERSION,
 )
 from fedfq.codec.format.entropy import rans_encode, rans_undo
@@ -38,13 +40,17 @@ from fedfq.codec.format.reader import ByteReader, varint
 from fedfq.codec.format.sections import (
     AND_PLAIN,
     FACTOR_KINDS,
+    INTEGER,
+    INTEGER_DEFLATED,
     LEFT_KNOWN,
+    OWN_STEP,
     PLAIN,
     RIGHT_KNOWN,
     SECTIONS,
     WIDTHS,
     ZERO,
 )
+from fedfq.codec.format.small import ROW, SMALL_ENTRIES
 from fedfq.codec.format.tiles import CodedTile, Tile, TileHeader, cut_into_tiles
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -78,6 +84,16 @@ def small_tiles() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
+class SmallParts:
+    """What small tensors share, in its pieces. Both streams are those before compression; nothing has the length 0."""
+
+    steps: bytes = b""
+    common: tuple[int, Body] = (ZERO, b"")
+    own: tuple[int, Body] | None = None
+    integers: bytes = b""
+
+
+@dataclass(frozen=True)
 class Parts:
     """A payload that can be given any lie. `table` is the layout before compression, or the digest."""
 
@@ -88,6 +104,7 @@ class Parts:
     gain: bytes = b""
     basis: bytes = b""  # the digest of the shared basis
     version: int = VERSION
+    small: SmallParts | None = None
 
 
 def seal(payload: bytes) -> bytes:
@@ -98,7 +115,7 @@ def seal(payload: bytes) -> bytes:
 
 
 def deflated(data: bytes, window: int = -15) -> bytes:
-    deflate = zlib.compressobj(6, zlib.DEFLATED, window)
+    deflate = zlib.compressobj(9, zlib.DEFLATED, window)
     return deflate.compress(data) + deflate.flush()
 
 
@@ -125,12 +142,12 @@ def join_tiles(tiles: list[bytes]) -> bytes:
 
 
 def head(kind: int) -> str:
-    """The pieces before a section's plain tiles: scales (s), numbers (n), and tiles with a length each (t).
+    """The pieces before a section's plain tiles: scales (s), a step (f), numbers (n), and tiles with a length each (t).
 
     Factors are the rank, V and A; a side in known directions is their number, their tile and that of the rest.
     """
     if kind not in FACTORED:
-        return "s" if kind == WIDTHS else ""
+        return {WIDTHS: "s", OWN_STEP: "f"}.get(kind, "")
     return "n" + "".join("ntt" if kind & known else "t" for known in (RIGHT_KNOWN, LEFT_KNOWN))
 
 
@@ -145,15 +162,31 @@ def section(kind: int, body: Body) -> bytes:
     return bytes([kind]) if kind == ZERO and not body else bytes([kind]) + varint(len(body)) + body
 
 
-def assemble(parts: Parts, *, packed: bytes | None = None, tail: bytes = b"") -> bytes:
-    """The bytes of a payload. `packed` replaces the compressed layout, length and all; `tail` follows the sections."""
+def packed_stream(data: bytes) -> bytes:
+    """A compressed stream behind its length; nothing at all is the length 0."""
+    stream = deflated(data) if data else b""
+    return varint(len(stream)) + stream
+
+
+def join_small(small: SmallParts, *, steps: bytes | None = None, integers: bytes | None = None) -> bytes:
+    """What small tensors share. `steps` and `integers` replace the compressed streams, length and all."""
+    first = packed_stream(small.steps) if steps is None else steps
+    last = packed_stream(small.integers) if integers is None else integers
+    return first + section(*small.common) + (b"" if small.own is None else section(*small.own)) + last
+
+
+def assemble(parts: Parts, *, packed: bytes | None = None, small: bytes | None = None, tail: bytes = b"") -> bytes:
+    """The bytes of a payload. `packed` replaces the compressed layout, length and all; `small` what small tensors
+    share; `tail` follows the sections."""
     if packed is None:
         packed = parts.table
         if not parts.flags & LAYOUT_IS_DIGEST:
             compressed = deflated(parts.table)
             packed = varint(len(compressed)) + compressed
     sections = b"".join(section(*part) for part in parts.sections)
-    body = parts.gain + parts.basis + packed + parts.step + sections + tail
+    if small is None:
+        small = b"" if parts.small is None else join_small(parts.small)
+    body = parts.gain + parts.basis + packed + parts.step + small + sections + tail
     return seal(HEAD.pack(MAGIC, parts.version & 255, parts.flags & 255, 0) + body)
 
 
@@ -173,14 +206,54 @@ def take_apart(payload: bytes, model: dict[str, Array]) -> Parts:
     if flags & HAS_STEP:
         step = bytes(reader.take(5))
         step += bytes(reader.take(max(0, (step[4] & 15) + 1 - (step[4] >> 4))))
-    sections: list[tuple[int, Body]] = []
-    for name in names:
-        kind = reader.byte()
-        body: Body = b"" if kind == ZERO else bytes(reader.take(reader.varint()))
-        if kind == WIDTHS or SECTIONS[kind].needs_step:
-            body = _split_tiles(body, kind, len(cut_into_tiles(model[name].shape)))
-        sections.append((kind, body))
-    return Parts(flags, table, step, sections, gain, basis)
+    small = None
+    if flags & SHARES_SMALL:
+        small = _take_small(reader, [model[name] for name in names if model[name].size <= SMALL_ENTRIES])
+        names = [name for name in names if model[name].size > SMALL_ENTRIES]
+    sections = [_take_section(reader, model[name].shape) for name in names]
+    return Parts(flags, table, step, sections, gain, basis, small=small)
+
+
+def _take_section(reader: ByteReader, shape: tuple[int, ...]) -> tuple[int, Body]:
+    kind = reader.byte()
+    body = b"" if kind == ZERO else bytes(reader.take(reader.varint()))
+    if kind in (OWN_STEP, WIDTHS) or SECTIONS[kind].needs_step:
+        return kind, _split_tiles(body, kind, len(cut_into_tiles(shape)))
+    return kind, body
+
+
+def _take_small(reader: ByteReader, tensors: list[Array]) -> SmallParts:
+    sizes = [array.size for array in tensors if array.dtype.kind == "f"]
+    stream = reader.take(reader.varint())
+    steps = zlib.decompress(stream, -15) if stream else b""
+    common = _take_section(
+        reader, small_shape(size for size, byte in zip(sizes, steps or bytes(len(sizes))) if not byte)
+    )
+    own = None
+    if any(steps):
+        own = _take_section(reader, small_shape(size for size, byte in zip(sizes, steps) if byte))
+    stream = reader.take(reader.varint())
+    return SmallParts(steps, common, own, zlib.decompress(stream, -15) if stream else b"")
+
+
+def small_shape(sizes: Iterable[int]) -> tuple[int, int]:
+    """Of the matrix that holds tensors of these sizes."""
+    return -(-sum(sizes) // ROW), ROW
+
+
+def every_section(parts: Parts) -> list[tuple[int, Body]]:
+    """Those of single tensors, then those that small tensors share."""
+    small = parts.small
+    return [*parts.sections, *([] if small is None else [small.common, *([] if small.own is None else [small.own])])]
+
+
+def with_section(parts: Parts, at: int, changed: tuple[int, Body]) -> Parts:
+    """The payload with another section at this place of `every_section`."""
+    place = at - len(parts.sections)
+    if place < 0:
+        return replace(parts, sections=_replaced(parts.sections, at, changed))
+    assert parts.small is not None
+    return replace(parts, small=replace(parts.small, **{("common", "own")[place]: changed}))
 
 
 def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
@@ -190,7 +263,7 @@ def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
         if what == "n":
             result.append(varint(reader.varint()))
         else:
-            result.append(bytes(reader.take(12 if what == "s" else reader.varint())))
+            result.append(bytes(reader.take({"s": 12, "f": 4}[what] if what in "sf" else reader.varint())))
     if kind in FACTORED and not kind & AND_PLAIN:
         return result
     result += [bytes(reader.take(reader.varint())) for _ in range(number - 1)]
@@ -278,10 +351,27 @@ def _updates(rng: np.random.Generator) -> dict[str, dict[str, Array]]:
         "dtypes": {
             "half": normal(9, 9).astype(np.float16),
             "double": normal(30).astype(np.float64),
-            "long double": normal(5, 6).astype(np.longdouble),
+            "long double": normal(5, 6).astype(np.longdouble),  # written as float32
             **counters,
         },
         "kept": {"norm.running_mean": normal(40), "norm.running_var": np.float32(1e9) * normal(40), "w": normal(8, 8)},
+        "small": {
+            **{f"{k}.running_mean": normal(40) for k in range(2)},
+            **{f"{k}.running_var": np.float32(10.0 ** (9 - 18 * k)) * normal(17) ** 2 for k in range(2)},
+            **{f"{k}.num_batches_tracked": np.array(7 + k, np.int64) for k in range(2)},
+            **{f"{k}.weight": normal(20, 30) for k in range(3)},  # more than one small tile
+            **{"bias": normal(24), "scalar": normal(), "empty": normal(0, 4), "large": normal(35, 35)},
+            **counters,
+        },
+        "statistics": {
+            "big.running_var": rng.random(2000).astype(np.float32),
+            "big.running_mean": np.float32(1e-20) * normal(1500),
+            "weight": normal(40, 40),
+            "bias": normal(40),
+            "counts": rng.integers(0, 9, 1100),
+        },
+        "own": {"a.running_mean": normal(32), "a.running_var": np.float32(1e30) * normal(32), "n": np.array([1, 2])},
+        "integers": counters,
         "zeros": {"weight": np.zeros((50, 50), np.float32), "count": np.zeros(3, np.int64), "é": normal(6)},
         "ones": {"a": np.ones(1, np.float32), "b": np.ones((1, 1), np.float64), "c": np.ones(2, np.float16)},
         "nothing": {},
@@ -289,8 +379,8 @@ def _updates(rng: np.random.Generator) -> dict[str, dict[str, Array]]:
 
 
 def corpus(seed: int = 0, wild: int = 60) -> list[Entry]:
-    """Valid payloads: all section kinds, one tile and several, both layouts, three allocators, with a shared basis and
-    without; and wild tiles."""
+    """Valid payloads: all section kinds, small tensors together and alone, one tile and several, both layouts, three
+    allocators, with a shared basis and without; and wild tiles."""
     rng = np.random.default_rng(seed)
     codecs: dict[str, dict[str, Any]] = {
         "fine": {"step": 0.01, "basis": "identity"},
@@ -304,11 +394,18 @@ def corpus(seed: int = 0, wild: int = 60) -> list[Entry]:
     }
     result = []
     for name, update in _updates(rng).items():
-        model = {key: np.zeros_like(value) for key, value in update.items()}
+        model = {key: np.zeros_like(as_decoded(value)) for key, value in update.items()}
         for title, options in codecs.items():
             payload = fedfq.encode(update, **options)
             result.append(Entry(f"{name}, {title}", payload, model, take_apart(payload, model)))
-    return [*result, *_shared(np.random.default_rng(seed)), *_brink(rng), *_wild_entries(random.Random(seed), wild)]
+    noise = random.Random(seed)
+    shared, brink = _shared(np.random.default_rng(seed)), _brink(rng)
+    return [*result, *shared, *brink, *_wild_entries(noise, wild), *_wild_small(noise, wild // 3)]
+
+
+def as_decoded(array: Array) -> Array:
+    """The tensor in the dtype in which it comes back: float32 for a long double."""
+    return array.astype(np.float32) if array.dtype == np.longdouble else array
 
 
 def basis_of(drift: dict[str, Array]) -> fedfq.SharedBasis:
@@ -369,16 +466,16 @@ def _brink(rng: np.random.Generator) -> Iterator[Entry]:
     basis = basis_of(model)
     plain, side = (tile_of(rng.integers(-1, 2, (8, width))) for width in (8, 1))
     inside = [b"\1", tile_of([[1]])]  # the one known direction, whose entries are 1/2 and 0
-    for kind in (PLAIN, *FACTORED):
+    for kind in (PLAIN, OWN_STEP, *FACTORED):
         right = [*inside, side] if kind & RIGHT_KNOWN else [side]
         left = [*inside, b""] if kind & LEFT_KNOWN else [side]
-        body = [b"\1", *right, *left] if kind in FACTORED else []
+        body = [b"\1", *right, *left] if kind in FACTORED else [struct.pack("<f", FLOAT32_MAX)] * (kind == OWN_STEP)
         flags, known = (HAS_BASIS, basis) if kind in FACTORED and kind & KNOWN else (0, None)
         parts = Parts(
             HAS_STEP | flags,
             entry("w", "float32", 8, 8),
             step_bytes(FLOAT32_MAX),
-            [(kind, [*body, plain] if kind & 1 else body)],  # PLAIN and AND_PLAIN
+            [(kind, [*body, plain] if kind & AND_PLAIN or kind not in FACTORED else body)],
             basis=basis.digest if flags else b"",
         )
         yield Entry(f"brink {kind}", assemble(parts), model, parts, known)
@@ -419,6 +516,8 @@ def _wild_entries(noise: random.Random, number: int) -> Iterator[Entry]:
             right = _wild_side(kind & RIGHT_KNOWN, shape[1], rank, held, noise)
             left = _wild_side(kind & LEFT_KNOWN, shape[0], rank, held, noise)
             body = [varint(rank), *right, *left, *(body if kind & AND_PLAIN else [])]
+        elif noise.random() < 0.2:
+            kind, body = OWN_STEP, [struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX))), *body]
         elif noise.random() < 0.25:
             scales = struct.pack("<3f", *noise.choices((0.0, 1e-45, 1.0, FLOAT32_MAX), k=3))
             kind, body = WIDTHS, [scales, _wild_body(tile, noise, base=-128)]  # small levels, mostly
@@ -431,6 +530,30 @@ def _wild_entries(noise: random.Random, number: int) -> Iterator[Entry]:
         with suppress(fedfq.PayloadError):  # a level that no width has, factors beyond float32
             yield Entry(f"wild {found}", payload, fedfq.decode(payload, shared_basis=known), parts, known)
             found += 1
+
+
+def _wild_small(noise: random.Random, number: int) -> Iterator[Entry]:
+    """Small tensors of random content in rows that they fill, with steps from the smallest to the largest."""
+    found = 0
+    while found < number:
+        steps = bytes(noise.choice((0, 0, 1, 140, 254, 255, noise.randrange(256))) for _ in range(noise.randint(1, 5)))
+        shapes = [noise.choice(((32,), (4, 8), (64,), (2, 4, 12), (16, 20))) for _ in steps]
+        tensors = [entry(f"w{k}", noise.choice(DTYPES[:4]), *shape) for k, shape in enumerate(shapes)]
+        tensors.insert(noise.randrange(len(tensors) + 1), entry("n", noise.choice(("int64", "uint64")), 3))
+        sections: list[tuple[int, Body]] = []
+        for own in (False, True):
+            sizes = [math.prod(shape) for shape, byte in zip(shapes, steps) if bool(byte) == own]
+            tiles = cut_into_tiles(small_shape(sizes))
+            zero = not sizes or noise.random() < 0.1
+            sections.append((ZERO, b"") if zero else (PLAIN, [_wild_body(tile, noise) for tile in tiles]))
+        small = SmallParts(steps, sections[0], sections[1] if any(steps) else None, noise.randbytes(24))
+        step = step_bytes(noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)), 0, 15, noise.randbytes(16))
+        gain = struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)))
+        flags = HAS_STEP | HAS_GAIN | SHARES_SMALL
+        parts = Parts(flags, b"".join(tensors), step, [], gain, small=small)
+        payload = assemble(parts)
+        yield Entry(f"wild small {found}", payload, fedfq.decode(payload), parts)
+        found += 1
 
 
 # Mutations of bytes, which know nothing of the format
@@ -533,14 +656,15 @@ def length_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes
 
 def body_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """A section's body cut, extended, or replaced by another kind of noise; its length is right."""
-    if not parts.sections:
+    sections = every_section(parts)
+    if not sections:
         return assemble(replace(parts, sections=[(PLAIN, noise.randbytes(5))]))
-    at = noise.randrange(len(parts.sections))
-    kind, _ = parts.sections[at]
-    body = section(*parts.sections[at])[2:]
+    at = noise.randrange(len(sections))
+    kind, _ = sections[at]
+    body = section(*sections[at])[2:]
     values = struct.pack("<3f", *(_any_float(noise) for _ in range(3)))
     integers = bytes([noise.choice((*range(14), 255))])
-    bomb = deflated(bytes(noise.choice((100, 10_000, 1 << 20))), 15)
+    bomb = deflated(bytes(noise.choice((100, 10_000, 1 << 20))))
     ways = (
         body[: noise.randrange(len(body) + 1)],
         body + noise.randbytes(noise.randrange(1, 9)),
@@ -548,20 +672,22 @@ def body_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         values[:12] + body[12:],
         integers + body[1:],
         integers + bomb,
-        integers + deflated(noise.randbytes(noise.choice((1, 8, 50, 72, 144, 300, 600))), 15) + noise.randbytes(3),
+        integers + deflated(noise.randbytes(noise.choice((1, 8, 50, 72, 144, 300, 600)))) + noise.randbytes(3),
         noise.randbytes(noise.randrange(80)),
-        noise.choice((0x7C00, 0x7D00, 0xFE00)).to_bytes(2, "little") * (len(body) // 2),  # float16: infinity, NaN
+        values[:4] + body[4:],
+        struct.pack("<f", noise.uniform(0, 2)) + body,
     )
-    return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, noise.choice(ways)))))
+    return assemble(with_section(parts, at, (kind, noise.choice(ways))))
 
 
 def _tiled(parts: Parts, noise: random.Random) -> tuple[int, list[int], list[bytes]] | None:
     """A section with tiles: its place, the places of the tiles among its pieces, and these."""
-    places = [k for k, (_, body) in enumerate(parts.sections) if isinstance(body, list)]
+    sections = every_section(parts)
+    places = [k for k, (_, body) in enumerate(sections) if isinstance(body, list)]
     if not places:
         return None
     at = noise.choice(places)
-    kind, body = parts.sections[at]
+    kind, body = sections[at]
     assert isinstance(body, list)
     return at, [k for k, _ in enumerate(body) if head(kind)[k : k + 1] in ("t", "")], body
 
@@ -606,8 +732,8 @@ def header_of_tile(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         tile[place] = noise.choice((0, 1, 2, 79, 80, 81, 127, 128, 255))
     else:
         tile[:] = _some_tile(noise)
-    kind, _ = parts.sections[at]
-    return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, _replaced(body, k, bytes(tile))))))
+    kind, _ = every_section(parts)[at]
+    return assemble(with_section(parts, at, (kind, _replaced(body, k, bytes(tile)))))
 
 
 def tiles_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
@@ -616,7 +742,7 @@ def tiles_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     if found is None:
         return order_of_sections(parts, other, noise)
     at, places, body = found
-    kind, _ = parts.sections[at]
+    kind, _ = every_section(parts)[at]
     k = noise.choice(places)
     tile = body[k]
     swapped = dict(zip(places, noise.sample(places, len(places))))
@@ -634,7 +760,7 @@ def tiles_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         _replaced(body, k, damaged[:far] + noise.randbytes(3)),
         join_body(kind, [*body[:k], b""])[:-1] + _varint(noise) + b"".join(body[k:]),
     ]
-    return assemble(replace(parts, sections=_replaced(parts.sections, at, (kind, noise.choice(ways)))))
+    return assemble(with_section(parts, at, (kind, noise.choice(ways))))
 
 
 def rank_of_factors(parts: Parts, other: Parts, noise: random.Random) -> bytes:
@@ -644,7 +770,7 @@ def rank_of_factors(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         return layout_entry(parts, other, noise)
     at, places, body = found
     rank, tiles = noise.choice((body[0], _varint(noise), varint(noise.randrange(1, 12)))), [body[k] for k in places]
-    kind, _ = parts.sections[at]
+    kind, _ = every_section(parts)[at]
     other_kind = noise.choice(FACTORED)
 
     def refilled(tile: Callable[[], bytes]) -> list[bytes]:
@@ -655,7 +781,140 @@ def rank_of_factors(parts: Parts, other: Parts, noise: random.Random) -> bytes:
         (other_kind, refilled(lambda: noise.choice(tiles))[: noise.randrange(1, 9)]),
         (other_kind, [*refilled(lambda: _some_tile(noise)), *noise.choices(tiles, k=1)]),
     )
-    return assemble(replace(parts, sections=_replaced(parts.sections, at, noise.choice(ways))))
+    return assemble(with_section(parts, at, noise.choice(ways)))
+
+
+def dtype_of_integers(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """Integers that are said to be stored in another dtype, deflated or not."""
+    places = [k for k, (kind, _) in enumerate(parts.sections) if kind in (INTEGER, INTEGER_DEFLATED)]
+    if not places:
+        return integers_of_small(parts, other, noise)
+    at = noise.choice(places)
+    kind, body = parts.sections[at]
+    assert isinstance(body, bytes)
+    numbers = zlib.decompress(body[1:], -15) if kind == INTEGER_DEFLATED else body[1:]
+    code = bytes([noise.choice((*range(len(DTYPES)), len(DTYPES), 255))])
+    numbers *= noise.choice((1, 1, 2, 4, 8))
+    ways: list[tuple[int, Body]] = [(INTEGER, code + numbers), (INTEGER_DEFLATED, code + deflated(numbers))]
+    return assemble(with_section(parts, at, noise.choice(ways)))
+
+
+def step_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """A section with a step of its own, which one with tiles becomes: any step, cut, or another kind of head."""
+    found = _tiled(parts, noise)
+    if found is None:
+        return order_of_sections(parts, other, noise)
+    at, places, body = found
+    tiles = [body[k] for k in places]
+    step = struct.pack("<f", _any_float(noise)) if noise.random() < 0.8 else noise.randbytes(4)
+    ways: list[tuple[int, Body]] = [
+        (OWN_STEP, [step, *tiles]),
+        (OWN_STEP, [step[: noise.randrange(4)], *tiles]),
+        (OWN_STEP, step),
+        (OWN_STEP, tiles),
+        (WIDTHS, [3 * step, *tiles]),
+        (PLAIN, tiles),
+        (PLAIN, [step, *tiles]),
+    ]
+    return assemble(with_section(parts, at, noise.choice(ways)))
+
+
+def _small_of(parts: Parts, other: Parts) -> tuple[Parts, SmallParts]:
+    """The payload with small tensors that share something: another's, or nothing, if it has none."""
+    small = parts.small or other.small or SmallParts()
+    return replace(parts, flags=parts.flags | SHARES_SMALL, small=small), small
+
+
+def steps_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The steps of small tensors: all or none of their own, too few, too many, any bytes, a bomb, a damaged stream."""
+    parts, small = _small_of(parts, other)
+    steps = small.steps or bytes(noise.randrange(1, 9))
+    ways = (
+        *(b"", bytes(len(steps)), b"\xff" * len(steps), b"\1" * len(steps), steps[:-1], steps + b"\0", steps + b"\1"),
+        bytes(noise.choice((0, byte, 1, 140, 255)) for byte in steps),
+        noise.randbytes(len(steps)),
+        bytes(noise.sample(steps, len(steps))),
+    )
+    if noise.random() < 0.7:
+        return assemble(replace(parts, small=replace(small, steps=noise.choice(ways))))
+    return assemble(parts, small=join_small(small, steps=_damaged_stream(small.steps, noise)))
+
+
+def _damaged_stream(data: bytes, noise: random.Random) -> bytes:
+    """A compressed stream behind its length: with a wrong length, cut, extended, damaged, another's, a bomb."""
+    stream = deflated(data)
+    bomb = deflated(bytes(noise.choice((100, 10_000, 1 << 20))))
+    ways = (
+        _varint(noise) + stream,
+        varint(max(0, len(stream) - 1)) + stream[:-1],
+        *(varint(len(some)) + some for some in (stream + noise.randbytes(2), flip_bits(stream, b"", noise), bomb)),
+        *(varint(len(some)) + some for some in (noise.randbytes(9), data, deflated(data, 15), deflated(b""))),
+    )
+    return noise.choice(ways)
+
+
+def sections_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The two sections of small tensors: of other kinds, swapped, left out, one too many, with a lie for a length."""
+    parts, small = _small_of(parts, other)
+    common, own = small.common, small.own or small.common
+    kind = noise.choice((*range(8), *FACTORED, 24, 255))
+    some_tile: tuple[int, Body] = (PLAIN, [_some_tile(noise)])
+    ways = (
+        *(replace(small, common=(kind, common[1])), replace(small, own=(kind, own[1]))),
+        *(replace(small, common=own, own=common), replace(small, own=None), replace(small, own=own)),
+        *(replace(small, common=(ZERO, b"")), replace(small, own=(ZERO, b""))),
+        *(replace(small, common=some_tile), replace(small, own=some_tile)),
+        *(replace(small, common=noise.choice(every_section(other) or [common])), other.small or small),
+    )
+    if noise.random() < 0.9:
+        return assemble(replace(parts, small=noise.choice(ways)))
+    lie = replace(small, own=None)
+    return assemble(parts, small=packed_stream(lie.steps) + bytes([PLAIN]) + _varint(noise) + section(*common)[2:])
+
+
+def padding_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """Both sections made anew from random levels, which may fill the last row behind the last tensor."""
+    parts, small = _small_of(parts, other)
+    sizes = [] if parts.flags & LAYOUT_IS_DIGEST else _small_sizes(parts.table)
+    steps = small.steps if len(small.steps) == len(sizes) else bytes(len(sizes))
+    made: list[tuple[int, Body]] = []
+    for own in (False, True):
+        size = sum(size for size, byte in zip(sizes, steps) if bool(byte) == own)
+        tiles = cut_into_tiles(small_shape([size]))
+        if len(tiles) != 1:
+            made.append((ZERO, b""))
+            continue
+        levels = np.array(noise.choices((0, 0, 1, -1, 2, 1 << 17), k=tiles[0].cells))
+        levels[0] = 1
+        levels[size:] = noise.choice((0, 0, 0, levels[size:]))
+        made.append((PLAIN, [tile_of(levels.reshape(tiles[0].height, -1))]))
+    common, own_section = made
+    return assemble(replace(parts, small=replace(small, common=common, own=own_section if any(steps) else None)))
+
+
+def _small_sizes(table: bytes) -> list[int]:
+    """How many entries each small tensor of floats has."""
+    sizes = [math.prod(shape) for _, code, shape in _split_table(table) if code < DTYPES.index("bool")]
+    return [size for size in sizes if size <= SMALL_ENTRIES]
+
+
+def integers_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The block of small integers: out of range, too few, too many, none, any bytes, a bomb, a damaged stream."""
+    parts, small = _small_of(parts, other)
+    block = small.integers or bytes(8 * noise.randrange(9))
+    extreme = (-(1 << 63), -(1 << 31) - 1, -32769, -129, -1, 0, 1, 2, 127, 128, 255, 256, 1 << 32, (1 << 63) - 1)
+    words = np.frombuffer(block, "<i8").copy()
+    if words.size:
+        words[noise.randrange(words.size)] = noise.choice(extreme)
+    ways = (
+        words.tobytes(),
+        np.array(noise.choices(extreme, k=words.size), "<i8").tobytes(),
+        np.array(noise.choices((0, 1), k=words.size), "<i8").tobytes(),
+        *(b"", block[:-1], block[:-8], block + b"\0", block + bytes(8), noise.randbytes(len(block))),
+    )
+    if noise.random() < 0.7:
+        return assemble(replace(parts, small=replace(small, integers=noise.choice(ways))))
+    return assemble(parts, small=join_small(small, integers=_damaged_stream(small.integers, noise)))
 
 
 def known_directions(parts: Parts, other: Parts, noise: random.Random) -> bytes:
@@ -722,7 +981,7 @@ def step_and_shifts(parts: Parts, other: Parts, noise: random.Random) -> bytes:
 def flags_and_version(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     if noise.random() < 0.3:
         return assemble(replace(parts, version=noise.choice((0, 2, 3, 255))))
-    return assemble(replace(parts, flags=parts.flags ^ noise.choice((1, 2, 3, 4, 8, 16, 128, 255))))
+    return assemble(replace(parts, flags=parts.flags ^ noise.choice((1, 2, 3, 4, 8, 16, 16, 32, 64, 128, 255))))
 
 
 def layout_table(parts: Parts, other: Parts, noise: random.Random) -> bytes:
@@ -809,6 +1068,7 @@ STRUCTURAL: tuple[Structural, ...] = (
     *(order_of_sections, kind_of_section, length_of_section, body_of_section),
     *(header_of_tile, header_of_tile, tiles_of_section, tiles_of_section),
     *(rank_of_factors, known_directions, known_directions, basis_of_payload),
+    *(dtype_of_integers, step_of_section, steps_of_small, sections_of_small, padding_of_small, integers_of_small),
     *(step_and_shifts, flags_and_version, layout_table, layout_entry, layout_entry, layout_block),
 )
 

@@ -19,9 +19,10 @@ NETWORKS = {
 
 
 def suspected(tensors, **options):
-    payload = fedfq.encode(tensors, **options)
+    codec = fedfq.Codec(**options)
+    payload = codec.encode(tensors)
     report = fedfq.inspect(payload)
-    return looks_like_checkpoint(tensors, report.bits_per_parameter, measure_nmse(report, payload, tensors))
+    return looks_like_checkpoint(tensors, report.bits_per_parameter, measure_nmse(codec, payload, tensors))
 
 
 def weights(name):

@@ -208,8 +208,9 @@ def test_inspect_shows_every_tensor(folder):
     table = ok("inspect", "d.fq")
     for tensor in report.tensors:
         row = next(line for line in table.splitlines() if line.startswith(tensor.name))
-        assert row.split()[1:5] == [format_shape(tensor.shape), tensor.dtype, tensor.kind, f"{tensor.bytes:,}"]
-        assert row.split()[-1] == f"{tensor.nonzeros:,}"
+        size = [] if tensor.kind == "small" else [f"{tensor.bytes:,}"]
+        assert row.split()[1:5] == [format_shape(tensor.shape), tensor.dtype, tensor.kind, *size]
+        assert row.split()[-1] == ("small" if tensor.kind == "small" else f"{tensor.nonzeros:,}")
     last = table.splitlines()[-1]
     assert last.startswith(f"total ({report.ratio:.1f}x)") and f"{report.bytes:,} 100.0%" in last
 
@@ -219,7 +220,8 @@ def test_inspect_as_json(folder):
     assert "digest" in refused("inspect", "d.fq", "--json")
     shown = json.loads(ok("inspect", "d.fq", "--like", "old.safetensors", "--json"))
     assert shown["bytes"] == os.path.getsize("d.fq")
-    assert shown["bytes"] == shown["header_bytes"] + sum(tensor["bytes"] for tensor in shown["tensors"])
+    tensors = sum(tensor["bytes"] for tensor in shown["tensors"])
+    assert shown["bytes"] == shown["header_bytes"] + shown["small_bytes"] + tensors
     assert {tensor["name"] for tensor in shown["tensors"]} == set(a_checkpoint())
 
 

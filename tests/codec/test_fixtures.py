@@ -57,4 +57,4 @@ def test_the_cases_hold_every_kind_of_section() -> None:
         report = inspect((FOLDER / f"{case}.fq").read_bytes(), like=update)
         kinds |= {tensor.kind for tensor in report.tensors}
     products = {"factors", "factors + plain", "shared factors", "shared factors + plain"}
-    assert kinds == {"zero", "plain", "widths", "float16", "float32", "integer"} | products
+    assert kinds == {"zero", "plain", "own step", "widths", "integer", "small"} | products

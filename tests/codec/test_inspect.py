@@ -27,7 +27,8 @@ def test_sizes_and_non_zeros_are_those_of_the_payload(options: dict[str, Any], l
     payload = encode(update, layout=layout, **options)
     report = inspect(payload, like=update)
     decoded = decode(payload, like=update)
-    assert report.bytes == len(payload) == report.header_bytes + sum(tensor.bytes for tensor in report.tensors)
+    parts = [report.header_bytes, report.small_bytes, *(tensor.bytes for tensor in report.tensors)]
+    assert report.bytes == len(payload) == sum(parts)
     assert report.raw_bytes == raw_size(update)
     assert report.ratio == raw_size(update) / len(payload)
     assert report.layout == layout
@@ -37,11 +38,16 @@ def test_sizes_and_non_zeros_are_those_of_the_payload(options: dict[str, Any], l
         if tensor.kind in ("plain", "widths", "zero"):
             assert tensor.nonzeros == np.count_nonzero(decoded[tensor.name])
         assert tensor.bits_per_parameter == 8 * tensor.bytes / max(1, update[tensor.name].size)
-    assert report.nonzeros == sum(tensor.nonzeros for tensor in report.tensors)
+    small = [decoded[tensor.name] for tensor in report.tensors if tensor.kind == "small"]
+    sent = sum(np.count_nonzero(array) for array in small if array.dtype.kind == "f")
+    assert report.nonzeros == sum(tensor.nonzeros for tensor in report.tensors) + sent
     kinds = {tensor.name: tensor.kind for tensor in report.tensors}
-    assert kinds["fc.weight"] == ("plain" if options.get("allocator") is None else "widths")
-    assert kinds["bn.running_var"] == "float16" and kinds["bn.num_batches_tracked"] == "integer"
-    assert kinds["zero.weight"] == kinds["empty"] == "zero"
+    if options.get("allocator") is None:
+        assert kinds["fc.weight"] == "plain" and len(small) == len(update) - 1 and report.small_bytes > 0
+    else:
+        assert kinds["fc.weight"] == "widths"
+        assert kinds["bn.running_var"] == "own step" and kinds["bn.num_batches_tracked"] == "integer"
+        assert kinds["zero.weight"] == kinds["empty"] == "zero"
     assert (report.step is not None) == (options.get("allocator") is None)
 
 

@@ -68,8 +68,9 @@ def test_integers_and_statistics_come_back_as_they_are(case: str):
     decoded = made.decode(payload_of(encode(made, update)), update)
     for name in ("bn.num_batches_tracked", "mask"):
         assert (decoded[name] == update[name]).all()
-    for name in ("bn.running_mean", "bn.running_var"):
-        np.testing.assert_allclose(decoded[name], update[name], rtol=1e-3, atol=1e-6)
+    if not case.startswith("fedfq"):  # which codes statistics within its budget: tests/codec/test_codec.py
+        for name in ("bn.running_mean", "bn.running_var"):
+            np.testing.assert_allclose(decoded[name], update[name], rtol=1e-3, atol=1e-6)
 
 
 @every

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from fedfq.files import Array
 
-CARRIED = ("float16", "float32", "integer")  # kinds of sections that are not quantised
-
 
 # encode
 
@@ -104,8 +102,8 @@ class Coding:
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Send these as float16. Repeatable.",
-            show_default="*running_mean and *running_var",
+            help="Statistics: each is quantised relative to its own size. Repeatable.",
+            show_default="those of batch normalisation",
         ),
     ] = None
 
@@ -142,7 +140,7 @@ def encode(
         payload = codec.encode(update, seed)
     seconds = time.perf_counter() - began
     report = fedfq.inspect(payload, like=update)
-    nmse = measure_nmse(report, payload, update)
+    nmse = measure_nmse(codec, payload, update)
     write_bytes(target, payload)
     typer.echo(f"{target}: {_summarise(report, nmse)}, {seconds:.2f} s")
     if base is None:
@@ -168,11 +166,12 @@ def _naming_input(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def measure_nmse(report: fedfq.Report, payload: bytes, update: Mapping[str, Array]) -> float:
-    """The NMSE of quantised tensors: others would hide it, or have none."""
+def measure_nmse(codec: fedfq.Codec, payload: bytes, update: Mapping[str, Array]) -> float:
+    """The NMSE of quantised tensors: statistics would hide it, and integers have none."""
+    from fedfq.codec.tensors import QUANTIZED, read
     from fedfq.metrics import nmse
 
-    quantised = {tensor.name: update[tensor.name] for tensor in report.tensors if tensor.kind not in CARRIED}
+    quantised = {tensor.spec.name: tensor.array for tensor in read(update, codec.keep) if tensor.kind == QUANTIZED}
     return nmse(quantised, fedfq.decode(payload, like=update))
 
 
@@ -268,13 +267,16 @@ def _tabulate(report: fedfq.Report) -> Table:
 
     def format_sizes(item: fedfq.Report | fedfq.TensorReport) -> list[str]:
         share, bits = item.bytes / report.bytes, item.bits_per_parameter
+        if isinstance(item, fedfq.TensorReport) and item.kind == "small":
+            return [""] * 4
         return [f"{item.bytes:,}", f"{share:.1%}", f"{bits:.3f}", f"{item.nonzeros:,}"]
 
     for tensor in report.tensors:
         kind = tensor.kind.replace("factors", f"rank {tensor.rank}")
         table.add_row(escape(tensor.name), format_shape(tensor.shape), tensor.dtype, kind, *format_sizes(tensor))
-    header = report.header_bytes
-    table.add_row("(header)", "", "", "", f"{header:,}", f"{header / report.bytes:.1%}", "", "")
+    for name, size in (("(small tensors together)", report.small_bytes), ("(header)", report.header_bytes)):
+        if size:
+            table.add_row(name, "", "", "", f"{size:,}", f"{size / report.bytes:.1%}", "", "")
     table.show_footer = True
     for column, text in zip(table.columns, [f"total ({report.ratio:.1f}x)", "", "", "", *format_sizes(report)]):
         column.footer = text

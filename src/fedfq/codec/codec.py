@@ -3,32 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from fedfq.types import Array
 
 from .decode import PIECE_ENTRIES, decode_parsed, parse
+from .encoder.own_steps import DEFAULT_FINENESS, FINENESS, choose_step, code, finest_step
 from .encoder.request import Request
 from .encoder.waterfill import Waterfill
 from .encoder.widths import Widths
 from .errors import BudgetError
 from .format.container import Container, Encoding
 from .format.layout import Spec, raw_bytes
-from .format.sections import FloatSection, IntegerSection, Section
+from .format.small import is_small
 from .kernels import U, kernel
 from .parallel import Spread, check_threads, with_workers
 from .ratio import DEFAULT_RATIO, check_ratio
 from .shared_basis import SharedBasis
-from .tensors import KEPT, QUANTIZED, Tensor, read
+from .tensors import EXACT, KEPT, QUANTIZED, Tensor, read
 
 Gain = Literal["none", "norm", "full"]
 GAINS = ("none", "norm", "full")
-KEEP = ("*running_mean", "*running_var")
+KEEP = (  # statistics of normalisation layers, as PyTorch, Keras, Flax and Haiku name them
+    *("*running_mean", "*running_var", "*moving_mean*", "*moving_var*"),
+    *("*batch_stats*mean", "*batch_stats*var", "*mean_ema*", "*var_ema*"),
+)
+SHARED_FROM = 2  # small tensors; one alone has a section of its own
+MUST_FILL = 0.9  # of the budget: where the common step cannot, tensors of the largest range get one of their own
+WIDEST_RANGE = 256.0  # between the largest entries of tensors that are given a step of their own together
 TOO_LARGE = 1 << 63  # no budget or ratio is so large
+
+
+class Encoded(NamedTuple):
+    """An update encoded: the payload's frame, what is in it, and the tensors that have the common step."""
+
+    container: Container
+    encoding: Encoding
+    common: list[Tensor]
 
 
 class Codec:
@@ -56,7 +71,9 @@ class Codec:
                the shrinking of a dead zone, for a larger error; "norm": so that ||decoded|| = ||h||, about half of that
     layout     "full" puts names and shapes into the payload, "digest" 8 bytes that stand for them: decoding then needs
                `like=`
-    keep       name patterns (as of `fnmatch`) of tensors sent as float16
+    keep       name patterns (as of `fnmatch`) of statistics: tensors that are quantised each relative to its own size,
+               by 1/32 of its root mean square or, where all would take more than a third of the budget, coarser.
+               Where a name has "var", a fall is never overstated: variances stay above zero
     threads    tiles are coded in so many threads; the bytes do not depend on it
 
     Raises `ValueError` or `TypeError` for options that do not fit together.
@@ -144,22 +161,22 @@ class Codec:
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
         tensors = read(update, self.keep)
-        container, encoding = self._encode(tensors, seed, shared_basis)
+        container, encoding, common = self._encode(tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
         if self.gain == "none":
             return payload
         decoded = self._decode(payload, tensors, shared_basis)
-        return container.to_bytes(encoding, self._find_gain(tensors, decoded))
+        return container.to_bytes(encoding, self._find_gain(common, decoded))
 
     def encode_and_decode(
         self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
     ) -> tuple[bytes, dict[str, Array]]:
         """The payload of tensors that were read already, and what it decodes to, without its gain."""
-        container, encoding = self._encode(tensors, seed, shared_basis)
+        container, encoding, common = self._encode(tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
         decoded = self._decode(payload, tensors, shared_basis)
         if self.gain != "none":
-            payload = container.to_bytes(encoding, self._find_gain(tensors, decoded))
+            payload = container.to_bytes(encoding, self._find_gain(common, decoded))
         return payload, decoded
 
     def _decode(self, payload: bytes, tensors: list[Tensor], shared_basis: SharedBasis | None) -> dict[str, Array]:
@@ -168,19 +185,18 @@ class Codec:
         layout = [replace(t.spec, dtype=single) if t.spec.is_float else t.spec for t in tensors]
         return decode_parsed(parse(payload, layout), shared_basis, self.threads)
 
-    def _find_gain(self, tensors: list[Tensor], decoded: dict[str, Array]) -> float:
-        """The gain over the quantised tensors, given what they decode to; 1 if that is 0."""
+    def _find_gain(self, common: list[Tensor], decoded: dict[str, Array]) -> float:
+        """The gain over the tensors with the common step, given what they decode to; 1 if that is 0."""
         energy = product = 0.0
-        for tensor in tensors:
-            if tensor.kind == QUANTIZED:
-                h, q = tensor.array.reshape(-1), decoded[tensor.spec.name].reshape(-1)
-                energy += _inner_product(h, h)
-                product += _inner_product(q, q) if self.gain == "norm" else _inner_product(h, q)
+        for tensor in common:
+            h, q = tensor.array.reshape(-1), decoded[tensor.spec.name].reshape(-1)
+            energy += _inner_product(h, h)
+            product += _inner_product(q, q) if self.gain == "norm" else _inner_product(h, q)
         gain = energy / product if product > 0 else 1.0
         gain = math.sqrt(gain) if self.gain == "norm" else gain
         return gain if np.float32(0) < np.float32(gain) < np.float32(np.inf) else 1.0
 
-    def _encode(self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> tuple[Container, Encoding]:
+    def _encode(self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None) -> Encoded:
         if shared_basis is not None:
             self._check(shared_basis, [tensor.spec for tensor in tensors])
             shared_basis = shared_basis if shared_basis.used else None  # the model has not moved yet
@@ -188,33 +204,83 @@ class Codec:
 
     def _encode_with(
         self, spread: Spread, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
-    ) -> tuple[Container, Encoding]:
-        layout = [tensor.spec for tensor in tensors]
-        quantized = [tensor for tensor in tensors if tensor.kind == QUANTIZED]
-        peaks = spread(Tensor.peak, quantized)
-        container = Container(
-            layout,
-            {tensor.spec.name: _carry(tensor) for tensor in tensors if tensor.kind != QUANTIZED},
-            as_digest=self.layout == "digest",
+    ) -> Encoded:
+        """Statistics and integers first; then what is left of the budget is for the tensors with the common step."""
+        floats = [tensor for tensor in tensors if tensor.kind != EXACT]
+        peaks = dict(zip((tensor.spec.name for tensor in floats), spread(Tensor.peak, floats)))
+        budget = self._budget([tensor.spec for tensor in tensors])
+        steps, container = self._settle_statistics(tensors, budget, shared_basis)
+        while True:
+            common = [tensor for tensor in floats if tensor.kind == QUANTIZED and tensor.spec.name not in steps]
+            peak = max((peaks[tensor.spec.name] for tensor in common), default=0.0)
+            if peak == 0.0:
+                return Encoded(container, Encoding(), common)
+            request = Request(
+                tensors=common if container.small is None else self._join_small(floats, steps),
+                peak=peak,
+                container=container,
+                rounding=self.rounding,
+                adaptive=self.basis == "adaptive",
+                known={} if shared_basis is None else shared_basis.used,
+                seed=seed,
+                spread=spread,
+            )
+            encoded = Encoded(container, self._search(request, budget), common)
+            if budget is None or not self._is_held_back(encoded, peak, budget):
+                return encoded
+            apart = {t.spec.name: finest_step(peak) for t in common if peaks[t.spec.name] >= peak / WIDEST_RANGE}
+            steps |= apart
+            container = self._make_container(tensors, steps, shared_basis)
+            if len(apart) == len(common) or container.minimum > budget:
+                return encoded
+
+    def _is_held_back(self, encoded: Encoded, peak: float, budget: int) -> bool:
+        """Is much of the budget free, while the step cannot become any finer because of the largest entries?"""
+        step, size = encoded.encoding.step, encoded.container.size(encoded.encoding)
+        return step is not None and step <= finest_step(peak) and size <= MUST_FILL * budget
+
+    def _settle_statistics(
+        self, tensors: list[Tensor], budget: int | None, shared_basis: SharedBasis | None
+    ) -> tuple[dict[str, float], Container]:
+        """The steps of statistics, as fine as their share of the budget allows, and the payload without the others."""
+        bare = self._make_container(tensors, {}, shared_basis)
+        if budget is not None and budget < bare.minimum:
+            raise BudgetError(budget, bare.minimum, raw_bytes([tensor.spec for tensor in tensors]))
+        kept = [tensor for tensor in tensors if tensor.kind == KEPT and tensor.array.any()]
+        if kept:
+            alone = not any(tensor.kind == QUANTIZED and tensor.array.any() for tensor in tensors)
+            for fineness, share in FINENESS if budget is not None else ((DEFAULT_FINENESS, 1.0),):
+                steps = {tensor.spec.name: choose_step(tensor, fineness, self.step) for tensor in kept}
+                container = self._make_container(tensors, steps, shared_basis)
+                room = math.inf if budget is None else (1.0 if alone else share) * (budget - bare.minimum)
+                if container.minimum - bare.minimum <= room:
+                    return steps, container
+        return {}, bare
+
+    def _make_container(
+        self, tensors: list[Tensor], steps: Mapping[str, float], shared_basis: SharedBasis | None
+    ) -> Container:
+        """The payload without the tensors of the common step: those with `steps` of their own, and integers."""
+        few = sum(is_small(tensor.spec) for tensor in tensors) < SHARED_FROM
+        as_digest = self.layout == "digest"
+        sections, small = code(tensors, steps, share=self.allocator == "waterfill" and not few, as_digest=as_digest)
+        return Container(
+            [tensor.spec for tensor in tensors],
+            sections,
+            as_digest=as_digest,
             with_gain=self.gain != "none",
             basis=None if shared_basis is None else shared_basis.digest,
+            small=small,
         )
-        budget = self._budget(layout)
-        if budget is not None and budget < container.minimum:
-            raise BudgetError(budget, container.minimum, raw_bytes(layout))
-        if not any(peaks):
-            return container, Encoding()
-        request = Request(
-            tensors=quantized,
-            peak=max(peaks),
-            container=container,
-            rounding=self.rounding,
-            adaptive=self.basis == "adaptive",
-            known={} if shared_basis is None else shared_basis.used,
-            seed=seed,
-            spread=spread,
-        )
-        return container, self._search(request, budget)
+
+    def _join_small(self, floats: list[Tensor], steps: Mapping[str, float]) -> list[Tensor]:
+        """The tensors of the common step as they are coded: small ones in one, in the order of the payload."""
+        rest = [tensor for tensor in floats if tensor.spec.name not in steps]
+        small = [tensor for tensor in rest if is_small(tensor.spec)]
+        if self.layout == "digest":
+            small.sort(key=lambda tensor: tensor.spec.name)
+        large = [tensor for tensor in rest if tensor.kind == QUANTIZED and not is_small(tensor.spec)]
+        return [*large, Tensor.join(small)] if small else large
 
     def _search(self, request: Request, budget: int | None) -> Encoding:
         """What is sent of the quantised tensors, in so many bytes; None: as `step` or `claimed_ratio` say."""
@@ -273,14 +339,6 @@ def _check_size(name: str, value: Any) -> float:
         if not np.float32(0) < rounded < np.float32(np.inf):
             raise ValueError(f"step must be positive and finite as float32, got {value!r}")
     return int(value) if isinstance(value, (int, np.integer)) else number
-
-
-def _carry(tensor: Tensor) -> Section:
-    """The section of a tensor that is not quantised."""
-    if tensor.kind == KEPT:
-        tensor.peak()  # refuses what is not finite
-        return FloatSection.of(tensor.array)
-    return IntegerSection.of(tensor.array)
 
 
 def _inner_product(a: Array, b: Array) -> float:

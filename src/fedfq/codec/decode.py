@@ -15,7 +15,7 @@ from fedfq.types import Array
 from .arrays import as_torch
 from .errors import PayloadError
 from .format import container
-from .format.container import DEFAULT_MAX_BYTES, Payload
+from .format.container import Payload
 from .format.directions import KnownDirections
 from .format.layout import Spec
 from .format.parts import Part
@@ -35,7 +35,7 @@ def decode(
     *,
     like: Any = None,
     shared_basis: SharedBasis | None = None,
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    max_bytes: int | None = None,
     threads: int = 1,
 ) -> dict[str, Any]:
     """The update in a payload: names, shapes and dtypes as they were encoded.
@@ -43,8 +43,9 @@ def decode(
     `like` is the model (a mapping or module) that the update belongs to: a payload with other names or shapes is
     refused before anything is allocated; order and dtypes are the model's. It is needed for `layout="digest"`. Without
     it, an update that takes more than `max_bytes` decoded is refused (4 bytes per entry, or what its dtype takes if
-    that is more). Where the model's tensors are torch's, so are the results, on the CPU, with its dtypes: as
-    `model.load_state_dict` takes them. All others are numpy arrays, of float32 where numpy lacks the dtype (bfloat16).
+    that is more); by default 65,536 times the payload's size, but 32 MiB at least and 1 GiB at most.
+    Where the model's tensors are torch's, so are the results, on the CPU, with its dtypes: as `model.load_state_dict`
+    takes them. All others are numpy arrays, of float32 where numpy lacks the dtype (bfloat16).
     `shared_basis` is the one that the payload was made with; one that was made without is decoded without.
     Whatever the bytes are, this returns finite numbers or raises `PayloadError`. Any threads may call it side by side.
 
@@ -58,16 +59,15 @@ def decode(
     fedfq.codec.errors.PayloadError: the payload is damaged: its checksum does not match
     """
     check_threads(threads)
-    if not max_bytes >= 0:
+    if max_bytes is not None and not max_bytes >= 0:
         raise ValueError(f"max_bytes must not be negative, got {max_bytes!r}")
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes)
     return _return(parsed.layout if layout is None else layout, decode_parsed(parsed, shared_basis, threads))
 
 
-def _return(layout: Sequence[Spec] | None, arrays: Mapping[str, Array]) -> dict[str, Any]:
+def _return(layout: Sequence[Spec], arrays: Mapping[str, Array]) -> dict[str, Any]:
     """The tensors in the order of the layout, as those of the model: torch's where its are."""
-    assert layout is not None
     return {
         spec.name: arrays[spec.name] if spec.torch_dtype is None else as_torch(arrays[spec.name], spec.torch_dtype)
         for spec in layout
@@ -77,7 +77,6 @@ def _return(layout: Sequence[Spec] | None, arrays: Mapping[str, Array]) -> dict[
 def decode_parsed(parsed: Payload, shared_basis: SharedBasis | None, threads: int = 1) -> dict[str, Array]:
     """`decode`, for a payload that was taken apart already: numpy arrays in the payload's order."""
     layout = parsed.layout
-    assert layout is not None
     known = _find_known(parsed, shared_basis)
 
     def assemble(spread: Spread) -> list[Array]:
@@ -99,7 +98,6 @@ def decode_each(
     order = specs(like)
     parsed = parse(payload, order)
     layout = parsed.layout
-    assert layout is not None
     known = _find_known(parsed, shared_basis)
 
     def look_at_each(spread: Spread) -> list[T]:
@@ -195,7 +193,6 @@ class Accumulator:
         weight = _check_weight(weight)
         parsed = parse(payload, self.layout)
         layout = parsed.layout
-        assert layout is not None
         known = _find_known(parsed, shared_basis)
 
         def add(item: tuple[Spec, list[Part]]) -> None:
@@ -273,14 +270,11 @@ def _divide(total: Array, weight: float, spec: Spec) -> Array:
     return _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
 
 
-def parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int = DEFAULT_MAX_BYTES) -> Payload:
-    """`container.parse`, for payloads that can be decoded here."""
+def parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int | None = None) -> Payload:
+    """`container.parse`, for whatever a caller passes."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"a payload is bytes, got {type(data).__name__}")
-    parsed = container.parse(bytes(data), like, max_bytes)
-    if parsed.layout is None:
-        raise PayloadError("layout", "the payload names its layout by digest only: pass like=model")
-    return parsed
+    return container.parse(bytes(data), like, max_bytes)
 
 
 def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Mapping[str, KnownDirections]:
@@ -293,7 +287,6 @@ def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Mapping[st
     if parsed.basis != shared_basis.digest:
         reason = f"{needed}, not with {shared_basis.digest.hex()}: another round, or another initial model"
         raise PayloadError("basis", reason)
-    assert parsed.layout is not None
     if (other := shared_basis.other_than(parsed.layout)) is not None:
         raise PayloadError("basis", f"{needed}, and is of another model: {other}")
     return shared_basis.held
@@ -303,14 +296,19 @@ def _decode_parts(
     parsed: Payload, layout: Sequence[Spec], known: Mapping[str, KnownDirections], spread: Spread
 ) -> list[list[Part]]:
     """What is not zero, decoded, by tensor: all of it, or an error."""
-    work: list[tuple[int, Job]] = []
-    for number, (spec, section) in enumerate(zip(layout, parsed.sections)):
-        around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.get(spec.name))
-        work += [(number, job) for job in section.read(spec).jobs(spec, around)]
-    parts: list[list[Part]] = [[] for _ in layout]
-    for (number, _), part in zip(work, spread(lambda item: item[1](), work)):
-        parts[number].append(part)
-    return parts
+    parts: dict[str, list[Part]] = {spec.name: [] for spec in layout}
+    work: list[tuple[str, Job]] = []
+    for spec in layout:
+        if spec.name in parsed.sections:
+            around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.get(spec.name))
+            section = parsed.sections[spec.name].read(spec)
+            work += [(spec.name, job) for job in section.jobs(spec, around)]
+    for (name, _), part in zip(work, spread(lambda item: item[1](), work)):
+        parts[name].append(part)
+    if parsed.small is not None:
+        for name, part in parsed.small.decode(Surroundings(parsed.gain, parsed.step, parsed.shifts)):
+            parts[name].append(part)
+    return list(parts.values())
 
 
 def _as_dtype(flat: Array, dtype: np.dtype[Any]) -> Array:

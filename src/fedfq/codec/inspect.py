@@ -6,15 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from .decode import parse
-from .format.container import RawSection
 from .format.layout import Spec, raw_bytes
-from .format.sections import kind_name
+from .format.sections import RawSection, kind_name
 from .tensors import specs
 
 
 @dataclass(frozen=True)
 class TensorReport:
-    """One tensor's share. `nonzeros` counts what is sent and not zero, in factors of rank `rank` too."""
+    """One tensor's share. `nonzeros` counts what is sent and not zero, in factors of rank `rank` too.
+
+    Those of kind "small" share their bytes, which are the payload's `small_bytes`; they have none of their own here.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -28,14 +30,15 @@ class TensorReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A payload's sizes. `header_bytes` is what does not belong to one tensor: layout, step, checksum.
-    `shared_basis` is the digest of the one it was made with."""
+    """A payload's sizes. `header_bytes` is what belongs to no tensor: layout, step, checksum; `small_bytes` what small
+    tensors share. `shared_basis` is the digest of the one it was made with."""
 
     bytes: int
     raw_bytes: int
     ratio: float
     bits_per_parameter: float
     header_bytes: int
+    small_bytes: int
     layout: str
     step: float | None
     gain: float
@@ -57,35 +60,37 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
     """
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes=1 << 62)
-    assert parsed.layout is not None
-    found = {spec.name: _describe(spec, section) for spec, section in zip(parsed.layout, parsed.sections)}
+    found = {spec.name: _describe(spec, parsed.sections.get(spec.name)) for spec in parsed.layout}
     tensors = tuple(found[spec.name] for spec in layout or parsed.layout)
     raw = raw_bytes(parsed.layout)
+    small_bytes = parsed.small.size if parsed.small else 0
     parameters = sum(spec.size for spec in parsed.layout if spec.is_float)  # as `Codec(bits_per_parameter=)` counts
     return Report(
         bytes=len(payload),
         raw_bytes=raw,
         ratio=raw / len(payload),
         bits_per_parameter=8 * len(payload) / max(1, parameters),
-        header_bytes=len(payload) - sum(tensor.bytes for tensor in tensors),
+        header_bytes=len(payload) - small_bytes - sum(tensor.bytes for tensor in tensors),
+        small_bytes=small_bytes,
         layout="full" if parsed.digest is None else "digest",
         step=parsed.step or None,
         gain=parsed.gain,
         shared_basis=None if parsed.basis is None else parsed.basis.hex(),
-        nonzeros=sum(tensor.nonzeros for tensor in tensors),
+        nonzeros=sum(tensor.nonzeros for tensor in tensors) + (parsed.small.nonzeros() if parsed.small else 0),
         tensors=tensors,
     )
 
 
-def _describe(spec: Spec, raw: RawSection) -> TensorReport:
-    section = raw.read(spec)
+def _describe(spec: Spec, raw: RawSection | None) -> TensorReport:
+    section = None if raw is None else raw.read(spec)
+    size = 0 if raw is None else raw.size
     return TensorReport(
         name=spec.name,
         shape=spec.shape,
         dtype=str(spec.dtype),
-        kind=kind_name(raw.kind),
-        bytes=raw.size,
-        nonzeros=section.nonzeros(spec),
-        rank=section.rank,
-        bits_per_parameter=8 * raw.size / max(1, spec.size),
+        kind="small" if raw is None else kind_name(raw.kind),
+        bytes=size,
+        nonzeros=0 if section is None else section.nonzeros(spec),
+        rank=0 if section is None else section.rank,
+        bits_per_parameter=8 * size / max(1, spec.size),
     )

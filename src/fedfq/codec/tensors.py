@@ -1,12 +1,12 @@
 """The user's tensors by name: numpy arrays and torch tensors as float32, tile by tile.
 
-Which of them are quantised, kept as float16 or carried exactly is decided here.
+Which of them are quantised, kept more precisely or carried exactly is decided here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -18,10 +18,11 @@ from fedfq.types import Array
 
 from .arrays import as_numpy, is_foreign, is_torch
 from .format.layout import DTYPES, Spec
+from .format.small import matrix_spec
 from .format.tiles import Tile, cut_into_tiles
 from .kernels import LANES, U, kernel, large_lanes
 
-QUANTIZED, KEPT, EXACT = "quantized", "kept", "exact"
+QUANTIZED, KEPT, EXACT, SMALL = "quantized", "kept", "exact", "small"  # the last is several tensors in one
 EXTENSIONS = ("bfloat", "float8")  # how the names of floats begin that not every reader has
 
 
@@ -53,6 +54,17 @@ class Tensor:
         if self.spec.is_float:
             self.kind = KEPT if any(fnmatchcase(name, pattern) for pattern in keep) else QUANTIZED
         self.tiles = cut_into_tiles(self.array.shape)
+
+    @classmethod
+    def join(cls, tensors: Sequence[Tensor]) -> Tensor:
+        """Small tensors as the one that they are coded as; statistics among them are left out, as zeros."""
+        spec = matrix_spec([tensor.spec for tensor in tensors])
+        array = np.zeros(spec.size, np.float32)
+        flat = [(t.array if t.kind == QUANTIZED else np.zeros_like(t.array)).reshape(-1) for t in tensors]
+        np.concatenate(flat, out=array[: sum(map(len, flat))], casting="unsafe")
+        joined = cls(spec.name, array.reshape(spec.shape))
+        joined.kind = SMALL
+        return joined
 
     def matrix(self, tile: Tile) -> Matrix:
         """A tile's values as float32: a view, or a copy of this tile where dtype or memory order ask for one."""
@@ -96,7 +108,7 @@ def _spec(name: str, value: Any) -> Spec:
     if is_torch(value) and str(value.layout) == "torch.strided":
         dtype = str(value.dtype).removeprefix("torch.")
         if dtype in DTYPES or dtype.startswith(EXTENSIONS):
-            numbers = np.dtype(dtype if dtype in DTYPES else np.float32)
+            numbers = np.dtype(np.float32 if dtype.startswith(EXTENSIONS) else dtype)
             return Spec(name, tuple(value.shape), numbers, value.dtype)
     if is_foreign(value):
         with suppress(AttributeError, TypeError):  # not all have a shape and a dtype of numpy
@@ -128,10 +140,12 @@ def _items(update: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _decoded_dtype(name: str, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    if dtype.name in DTYPES:
-        return dtype.newbyteorder("=")
     if dtype.name.startswith(EXTENSIONS):
         return np.dtype(np.float32)
+    if dtype.name in DTYPES:
+        return dtype.newbyteorder("=")
+    if dtype == np.longdouble:  # another one on every platform
+        return np.dtype(np.float64)
     raise TypeError(f"tensor {name!r} has dtype {dtype}, which is neither floating point, integer nor boolean")
 
 

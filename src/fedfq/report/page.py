@@ -291,7 +291,7 @@ def _payloads(runs: Sequence[RunData], names: Names) -> str:
 def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     report = run.sample
     assert report is not None
-    largest = max([report.header_bytes, *(tensor.bytes for tensor in report.tensors)])
+    largest = max([report.header_bytes, report.small_bytes, *(tensor.bytes for tensor in report.tensors)])
 
     def size(count: int) -> list[TableCell]:
         share = count / report.bytes
@@ -307,8 +307,12 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
             TableCell(text(tensor.kind.replace("factors", f"factors of rank {tensor.rank}"))),
         ]
         for tensor in report.tensors
+        if tensor.kind != "small"
     ]
     nothing = TableCell("")
+    small = sum(tensor.kind == "small" for tensor in report.tensors)
+    if small:
+        rows.append([TableCell(f"{small} small tensors"), *size(report.small_bytes), *[nothing] * 4])
     rows.append([TableCell("header"), *size(report.header_bytes), *[nothing] * 4])
     sums = [f"{report.bytes:,}", "100%", f"{report.bits_per_parameter:.3f}", f"{report.nonzeros:,}"]
     foot = [TableCell("all"), *map(TableCell, sums), nothing, nothing]

@@ -14,8 +14,8 @@ from fedfq.codec.encoder.tiles import encode_tile
 from fedfq.codec.format.container import parse
 from fedfq.codec.format.layout import DTYPES, Spec, digest
 from fedfq.codec.format.probability import SHIFTS
-from fedfq.codec.format.reader import varint
-from fedfq.codec.format.sections import FLOAT16, FLOAT32, INTEGER, INTEGER_DEFLATED, PLAIN, WIDTHS, ZERO
+from fedfq.codec.format.reader import deflate, varint
+from fedfq.codec.format.sections import INTEGER, INTEGER_DEFLATED, OWN_STEP, PLAIN, WIDTHS, ZERO
 from fedfq.codec.format.tiles import CodedTile
 from tests.payloads import write
 
@@ -31,7 +31,11 @@ bodies = st.binary(max_size=300)
 
 @st.composite
 def layouts(draw: st.DrawFn) -> list[Spec]:
-    entries = draw(st.dictionaries(names, st.tuples(shapes, st.sampled_from(DTYPES)), max_size=6))
+    entries = draw(
+        st.dictionaries(
+            names, st.tuples(shapes, st.sampled_from([name for name in DTYPES if name != "bfloat16"])), max_size=6
+        )
+    )
     return [Spec(name, shape, np.dtype(dtype)) for name, (shape, dtype) in entries.items()]
 
 
@@ -42,7 +46,7 @@ def test_parse_undoes_write(layout: list[Spec], data: st.DataObject, as_digest: 
     shifts = np.array(data.draw(st.lists(st.integers(-128, 127), min_size=SHIFTS, max_size=SHIFTS)), np.int8)
     sections = []
     for spec in layout:
-        kinds = [ZERO, FLOAT16, FLOAT32, WIDTHS] if spec.is_float else [ZERO, INTEGER, INTEGER_DEFLATED]
+        kinds = [ZERO, OWN_STEP, WIDTHS] if spec.is_float else [ZERO, INTEGER, INTEGER_DEFLATED]
         kinds += [PLAIN] if spec.is_float and step is not None else []
         kind = data.draw(st.sampled_from(kinds))
         sections.append((kind, b"" if kind == ZERO else data.draw(bodies)))
@@ -55,7 +59,8 @@ def test_parse_undoes_write(layout: list[Spec], data: st.DataObject, as_digest: 
     assert parsed.step == (step or 0.0)
     np.testing.assert_array_equal(parsed.shifts, shifts / 256 if step is not None else np.zeros(SHIFTS))
     position = {spec.name: k for k, spec in enumerate(layout)}
-    for spec, section in zip(order, parsed.sections, strict=True):
+    assert list(parsed.sections) == [spec.name for spec in order]
+    for spec, section in zip(order, parsed.sections.values()):
         assert (section.kind, bytes(section.body)) == sections[position[spec.name]]
 
 
@@ -108,16 +113,20 @@ def coded(levels: list[int], by_size: bool = True) -> CodedTile:
 
 LEVELS = coded([1, 0, -2])
 TILE = LEVELS.to_bytes()
+EIGHT = struct.pack("<f", 8)
 THREE = bytes(12)  # three scales, or three float32
 
 VALID = {
     "zero": (sealed(FLOATS + b"\0"), [0, 0, 0]),
     "plain": (sealed(FLOATS + STEP + section(1, TILE), 2), [0.5, 0, -1.0]),
-    "widths": (sealed(FLOATS + section(2, struct.pack("<fff", 4, 0, 0) + TILE)), [2.0, 0, -4.0]),
-    "float16": (sealed(FLOATS + section(3, np.array([1, 2, 3], "<f2").tobytes())), [1, 2, 3]),
-    "float32": (sealed(FLOATS + section(4, np.array([1, 2, 3], "<f4").tobytes())), [1, 2, 3]),
-    "integer": (sealed(INTEGERS + section(5, b"\x05\x01\x02\xff")), [1, 2, -1]),
-    "integer, deflated": (sealed(INTEGERS + section(6, b"\x05" + zlib.compress(b"\x01\x02\xff"))), [1, 2, -1]),
+    "widths": (sealed(FLOATS + section(3, struct.pack("<fff", 4, 0, 0) + TILE)), [2.0, 0, -4.0]),
+    "own step": (sealed(FLOATS + section(2, struct.pack("<f", 8) + TILE)), [8, 0, -16]),
+    "own step beside a gain": (
+        sealed(struct.pack("<f", 3) + FLOATS + section(2, struct.pack("<f", 8) + TILE), 4),
+        [8, 0, -16],
+    ),
+    "integer": (sealed(INTEGERS + section(4, b"\x05\x01\x02\xff")), [1, 2, -1]),
+    "integer, deflated": (sealed(INTEGERS + section(5, b"\x05" + deflate(b"\x01\x02\xff"))), [1, 2, -1]),
 }
 
 
@@ -151,12 +160,13 @@ REFUSALS: dict[str, dict[str, bytes]] = {
         "no section": sealed(FLOATS),
         "half a section": sealed(FLOATS + section(3, b"123456")[:5]),
         "no step": sealed(FLOATS, 2),
+        "half an own step": sealed(FLOATS + section(2, b"123")),
         "half the shifts": sealed(FLOATS + struct.pack("<fB", 0.5, 0x0F) + b"123", 2),
         "half an entry": sealed(table(entry()[:3]) + b"\0"),
-        "half the scales": sealed(FLOATS + section(2, THREE[:8])),
+        "half the scales": sealed(FLOATS + section(3, THREE[:8])),
         "a tile without a header": plain(b"\x00"),
         "a tile without a stream": plain(header_bytes()),
-        "integers without a dtype": sealed(INTEGERS + section(5, b"")),
+        "integers without a dtype": sealed(INTEGERS + section(4, b"")),
     },
     "magic": {
         "another format": b"PK\x03\x04 something else",
@@ -166,22 +176,22 @@ REFUSALS: dict[str, dict[str, bytes]] = {
     "version": {
         "a later version": sealed(FLOATS + b"\0", version=2),
         "version 0": sealed(FLOATS + b"\0", version=0),
-        "a reserved flag": sealed(FLOATS + b"\0", 16),
+        "a reserved flag": sealed(FLOATS + b"\0", 32),
         "an unknown flag": sealed(FLOATS + b"\0", 128),
         "an unknown dtype": sealed(table(entry(dtype=13)) + b"\0"),
         "an unknown kind of section": sealed(FLOATS + section(7, b"abc")),
         "a reserved kind of section": sealed(FLOATS + section(24, b"abc")),
     },
     "checksum": {
-        "a bit of the body": VALID["float16"][0][:-1] + b"\x01",
+        "a bit of the body": VALID["own step"][0][:-1] + b"\x01",
         "a bit of the flags": VALID["zero"][0][:3] + b"\x01" + VALID["zero"][0][4:],
         "a bit of the checksum": VALID["zero"][0][:4] + b"\x01" + VALID["zero"][0][5:],
         "bytes at the end": VALID["zero"][0] + b"\0",
     },
     "layout": {
         "a digest without like": sealed(b"12345678" + b"\0", 1),
-        "integers too wide for the tensor": sealed(table(entry(dtype=5)) + section(5, b"\x08" + bytes(24))),
-        "floats in an integer tensor": sealed(INTEGERS + section(5, b"\x00" + THREE)),
+        "integers too wide for the tensor": sealed(table(entry(dtype=5)) + section(4, b"\x08" + bytes(24))),
+        "floats in an integer tensor": sealed(INTEGERS + section(4, b"\x00" + THREE)),
     },
     "limit": {
         "a model of zeros": sealed(table(entry(shape=(2**20, 2**20))) + b"\0"),
@@ -202,8 +212,8 @@ REFUSALS: dict[str, dict[str, bytes]] = {
         "a step that is not a number": sealed(FLOATS + struct.pack("<fB", np.nan, 0x10) + b"\0", 2),
         "an infinite step": sealed(FLOATS + struct.pack("<fB", np.inf, 0x10) + b"\0", 2),
         "a plain section without a step": sealed(FLOATS + section(1, TILE)),
-        "a float section for integers": sealed(INTEGERS + section(3, THREE[:6])),
-        "an integer section for floats": sealed(FLOATS + section(5, b"\x05abc")),
+        "a float section for integers": sealed(INTEGERS + section(2, THREE)),
+        "an integer section for floats": sealed(FLOATS + section(4, b"\x05abc")),
         "bytes after the last section": sealed(FLOATS + b"\0\0"),
         "coefficients of an empty tensor": sealed(table(entry(shape=(0,))) + STEP + section(1, TILE), 2),
         "unknown tile flags": plain(header_bytes(spacings=16) + b"\x01"),
@@ -214,18 +224,18 @@ REFUSALS: dict[str, dict[str, bytes]] = {
         "column class 81": plain(header_bytes(4, 0, 1, 1, 81) + b"\x01"),
         "a damaged stream": plain(TILE[:-1] + bytes([TILE[-1] ^ 0x40])),
         "another number of non-zeros": plain(tile_with(nonzeros=1)),
-        "a negative scale": sealed(FLOATS + section(2, struct.pack("<fff", -1, 0, 0) + TILE)),
-        "an infinite scale": sealed(FLOATS + section(2, struct.pack("<fff", np.inf, 0, 0) + TILE)),
-        "a level that no width has": sealed(FLOATS + section(2, THREE + coded([0, 0, 139], by_size=False).to_bytes())),
-        "too few float16": sealed(FLOATS + section(3, bytes(4))),
-        "too many float32": sealed(FLOATS + section(4, bytes(16))),
-        "a float16 that is infinite": sealed(FLOATS + section(3, np.array([1, np.inf, 1], "<f2").tobytes())),
-        "a float32 that is not a number": sealed(FLOATS + section(4, np.array([1, np.nan, 1], "<f4").tobytes())),
-        "integers in an unknown dtype": sealed(INTEGERS + section(5, b"\x0dabc")),
-        "too few integers": sealed(INTEGERS + section(5, b"\x05ab")),
-        "no deflated integers": sealed(INTEGERS + section(6, b"\x05abcdef")),
-        "too many deflated integers": sealed(INTEGERS + section(6, b"\x05" + zlib.compress(bytes(1 << 20)))),
-        "a number longer than it needs to be": sealed(FLOATS + b"\x03\x86\x00" + bytes(6)),
+        "a negative scale": sealed(FLOATS + section(3, struct.pack("<fff", -1, 0, 0) + TILE)),
+        "an infinite scale": sealed(FLOATS + section(3, struct.pack("<fff", np.inf, 0, 0) + TILE)),
+        "a level that no width has": sealed(FLOATS + section(3, THREE + coded([0, 0, 139], by_size=False).to_bytes())),
+        "an own step of 0": sealed(FLOATS + section(2, struct.pack("<f", 0) + TILE)),
+        "a negative own step": sealed(FLOATS + section(2, struct.pack("<f", -1) + TILE)),
+        "an infinite own step": sealed(FLOATS + section(2, struct.pack("<f", np.inf) + TILE)),
+        "an own step that is not a number": sealed(FLOATS + section(2, struct.pack("<f", np.nan) + TILE)),
+        "integers in an unknown dtype": sealed(INTEGERS + section(4, b"\x0dabc")),
+        "too few integers": sealed(INTEGERS + section(4, b"\x05ab")),
+        "no deflated integers": sealed(INTEGERS + section(5, b"\x05abcdef")),
+        "too many deflated integers": sealed(INTEGERS + section(5, b"\x05" + deflate(bytes(1 << 20)))),
+        "a number longer than it needs to be": sealed(FLOATS + b"\x02\x86\x00" + bytes(6)),
         "a number of more than 63 bits": sealed(b"\xff" * 10),
     },
 }

@@ -56,11 +56,11 @@ def test_integers_at_the_ends_of_their_dtype() -> None:
 def test_a_rank_beyond_the_matrix_is_refused() -> None:
     update = {"w": low_rank(60, 80, 3)}
     parsed = parse(encode(update, step=0.3), None)
-    (section,) = parsed.sections
+    (section,) = parsed.sections.values()
     assert section.kind == FACTORS
     for rank in (0, max_rank(60, 80) + 1, 2**40):
         body = varint(rank) + bytes(section.body)[1:]
-        forged = write(parsed.layout or [], [(FACTORS, body)], step=parsed.step)
+        forged = write(parsed.layout, [(FACTORS, body)], step=parsed.step)
         with pytest.raises(PayloadError, match="rank"):
             decode(forged)
 

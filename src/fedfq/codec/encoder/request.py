@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..format.container import Container
 from ..format.directions import KnownDirections
 from ..parallel import Spread
-from ..tensors import Tensor
+from ..tensors import SMALL, Tensor
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,10 @@ class Request:
     known: Mapping[str, KnownDirections]  # directions that both sides hold, by tensor
     seed: int
     spread: Spread  # runs work in threads
+
+    def directions_of(self, tensor: Tensor) -> KnownDirections | None:
+        """The directions of a tensor that both sides hold."""
+        return None if tensor.kind == SMALL else self.known.get(tensor.spec.name)
 
     @property
     def cells(self) -> int:

@@ -16,7 +16,7 @@ from ..format.directions import KnownDirections
 from ..format.fold import Product, energy, fold
 from ..format.random_numbers import stream_key
 from ..format.sections import FactorsSection, PlainSection, Section, Side, ZeroSection
-from ..tensors import Matrix, Tensor
+from ..tensors import SMALL, Matrix, Tensor
 from .low_rank import PROBE_RANK, Columns, Factors, LowRank, affordable_rank
 from .quantize import LAMBDA, MAX_MAGNITUDE, Sparse, deadzone, quantize
 from .tiles import EncodedTile, encode_tile
@@ -116,7 +116,7 @@ class TensorCoder:
     def seek_basis(self, step: float, share: float, budget: float, seed: int) -> None:
         """Find the low-rank basis, unless a look with few columns shows that it cannot beat plain coefficients."""
         view = fold(self.tensor.spec.shape)
-        if view is None:
+        if view is None or self.tensor.kind == SMALL:
             return
         h = view.matrix(self.tensor.array)
         if not energy(h) > 0.0:  # all zero, or as good as that beside what fills float32

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from fedfq.types import Array
 
@@ -19,9 +21,9 @@ from ..format.probability import (
     clamp_context,
     sorted_columns,
 )
-from ..format.tiles import CodedTile, TileHeader
+from ..format.tiles import CodedTile, Tile, TileHeader
 from ..kernels import Int, U, kernel
-from .quantize import Sparse
+from .quantize import Sparse, nonzero
 
 EXCESS_ROWS = 64  # rows that the excess of entries over their levels is taken from, at least
 MIN_CLASS_GAIN_BITS = 16.0  # classes that save less are not sent
@@ -47,6 +49,17 @@ def encode_tile(sparse: Sparse, width: int, *, by_size: bool = True) -> EncodedT
     excess_sums, excess_counts = np.zeros(SHIFTS), np.zeros(SHIFTS, np.int64)
     operations, class_bits, header = _choose_and_list(*sparse, width, by_size, excess_sums, excess_counts)
     return EncodedTile(CodedTile(TileHeader(*header), rans_encode(operations)), class_bits, excess_sums, excess_counts)
+
+
+def encode_levels(levels: Array, tiles: Sequence[Tile], *, by_size: bool = True) -> list[CodedTile | None]:
+    """The tiles of a tensor whose levels are given, flat."""
+    found = []
+    for tile in tiles:
+        strides = (tile.stride * levels.itemsize, levels.itemsize)
+        rows = as_strided(levels[tile.start :], (tile.height, tile.width), strides, writeable=False)
+        encoded = encode_tile(nonzero(rows), tile.width, by_size=by_size)
+        found.append(None if encoded is None else encoded.coded)
+    return found
 
 
 @kernel

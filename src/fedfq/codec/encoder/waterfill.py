@@ -18,6 +18,7 @@ from ..format.container import SHIFT_UNIT, Encoding
 from ..format.probability import SHIFTS
 from ..format.random_numbers import stream_key
 from ..kernels import FLOAT32_MAX
+from ..tensors import SMALL
 from .low_rank import Factors
 from .quantize import MAX_MAGNITUDE, quantize
 from .request import Request
@@ -67,7 +68,7 @@ class Waterfill:
         self.cells = request.cells
         self.share = self.cells / SAMPLE_CELLS
         self.coders: list[TensorCoder] = self.spread(
-            lambda item: TensorCoder(item[1], item[0], self.share, self.rounding, request.known.get(item[1].spec.name)),
+            lambda item: TensorCoder(item[1], item[0], self.share, self.rounding, request.directions_of(item[1])),
             list(enumerate(request.tensors)),
         )
         # the finest step whose levels still fit, and one at which nothing is left (or, rounded at random, little)
@@ -106,8 +107,6 @@ class Waterfill:
             self._seek_bases(step, budget)
         if any(coder.low is not None for coder in self.coders):
             step, slope, codings = self._decide_codings(step, max(budget - minimum, 1))
-            factored = [1.01 * coder.finest for coder, coding in zip(self.coders, codings) if coding.rank]
-            finest = max(finest, *factored, 0.0)
         elif self.cells > SAMPLE_CELLS:
             sampled = BudgetSearch(finest, self.coarsest, slope, tolerance / 2, MAX_TRIALS)
             step, slope, _ = sampled.solve(estimate_plain, budget, start=step)
@@ -197,10 +196,13 @@ class Waterfill:
         tiles: list[list[EncodedTile | None]] = [[] for _ in self.coders]
         for job, encoded in zip(jobs, self.spread(lambda job: self._encode_tiles(job, step), jobs)):
             tiles[job.coder.number] += encoded
-        sections = {
-            coder.tensor.spec.name: each.section(group) for coder, each, group in zip(self.coders, coded, tiles)
-        }
-        return Encoding(sections, step, _find_shifts([tile for group in tiles for tile in group]))
+        sections, small = {}, None
+        for coder, each, group in zip(self.coders, coded, tiles):
+            if coder.tensor.kind == SMALL:
+                small = each.section(group)
+            else:
+                sections[coder.tensor.spec.name] = each.section(group)
+        return Encoding(sections, step, _find_shifts([tile for group in tiles for tile in group]), small)
 
     def _list_jobs(self, coded: Sequence[CodedTensor]) -> list[TileJob]:
         """A job is one tile, but all tiles of a rest: that takes a tensor's memory, and is gone when they are coded."""

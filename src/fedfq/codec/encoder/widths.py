@@ -8,13 +8,11 @@ from fedfq.types import Array
 
 from ..format.container import Encoding
 from ..format.sections import WIDTH_OFFSETS, WIDTHS_SENT, Section, WidthsSection, ZeroSection
-from ..format.tiles import CodedTile, Tile
 from ..tensors import Tensor
 from .allocate import cgsa, exact
-from .quantize import nonzero
 from .request import Request
 from .search import BudgetSearch
-from .tiles import encode_tile
+from .tiles import encode_levels
 from .width_levels import class_scales, deadzone_levels, stochastic_levels
 
 MAX_TRIALS = 16
@@ -71,16 +69,5 @@ class Widths:
         else:
             levels = deadzone_levels(h, widths, scales)
         codes = np.sign(levels) * (np.abs(levels).astype(np.int32) + WIDTH_OFFSETS[widths])
-        tiles = [_encode_codes(codes, tile) for tile in tensor.tiles]
+        tiles = encode_levels(codes, tensor.tiles, by_size=False)
         return WidthsSection(scales[list(WIDTHS_SENT)], tiles) if any(tiles) else ZeroSection()
-
-
-def _encode_codes(codes: Array, tile: Tile) -> CodedTile | None:
-    rows = np.lib.stride_tricks.as_strided(
-        codes[tile.start :],
-        (tile.height, tile.width),
-        (tile.stride * codes.itemsize, codes.itemsize),
-        writeable=False,
-    )
-    encoded = encode_tile(nonzero(rows), tile.width, by_size=False)
-    return None if encoded is None else encoded.coded

@@ -20,7 +20,8 @@ from ..errors import PayloadError
 from .layout import DIGEST_BYTES, Spec, digest, read_table, sort_by_name, write_table
 from .probability import SHIFTS
 from .reader import ByteReader, refuse_malformed, varint
-from .sections import SECTIONS, ZERO, Section, ZeroSection, kind_name, needs_basis
+from .sections import SECTIONS, RawSection, Section, ZeroSection, kind_name, needs_basis
+from .small import RawSmall, SmallSections, is_small
 
 MAGIC = b"FQ"
 VERSION = 1
@@ -30,9 +31,14 @@ LAYOUT_IS_DIGEST = 1
 HAS_STEP = 2
 HAS_GAIN = 4
 HAS_BASIS = 8
+SHARES_SMALL = 16  # 32, 64 and 128 are kept for what comes: see docs/FORMAT.md
 
 SHIFT_UNIT = 1 / 256  # of a step
-DEFAULT_MAX_BYTES = 1 << 30  # of a decoded update
+# Of a decoded update whose model is not given, unless the caller says otherwise: so many at most, and for each byte of
+# the payload not more than an update at 65,536x has; but a few megabytes are never too many.
+DEFAULT_MAX_BYTES = 1 << 30
+BYTES_PER_BYTE = 1 << 16
+FREE_BYTES = 1 << 25
 
 
 # Writing
@@ -42,12 +48,13 @@ DEFAULT_MAX_BYTES = 1 << 30  # of a decoded update
 class Encoding:
     """What an encoder decided: the sections of quantised tensors by name, the step and the shifts that they share.
 
-    Tensors that are not named are all zero.
+    Tensors that are not named are all zero. `small` is the section of the small tensors with this step.
     """
 
     sections: Mapping[str, Section] = field(default_factory=dict)
     step: float | None = None
     shifts: Array | None = None  # int8, in units of SHIFT_UNIT; with a step only
+    small: Section | None = None
 
     def step_bytes(self) -> bytes:
         """The step and those shifts that are used."""
@@ -69,15 +76,21 @@ class Container:
         as_digest: bool,
         with_gain: bool = False,
         basis: bytes | None = None,
+        small: SmallSections | None = None,
     ) -> None:
         """`fixed` are the sections of tensors that are not quantised; `basis` is the digest of the shared basis.
+
+        `small` is what small tensors share; None: every tensor has a section of its own.
 
         A digest does not tell the order of names, so sections then follow their sorted order.
         """
         self.fixed = fixed
-        self.order = [spec.name for spec in (sort_by_name(layout) if as_digest else layout)]
+        self.small = small
+        ordered = sort_by_name(layout) if as_digest else layout
+        self.order = [spec.name for spec in ordered if small is None or not is_small(spec)]
         self.with_gain = with_gain
         self._flags = LAYOUT_IS_DIGEST * as_digest | HAS_GAIN * with_gain | HAS_BASIS * (basis is not None)
+        self._flags |= SHARES_SMALL * (small is not None)
         table = b"" if as_digest else write_table(layout)
         self._table = (basis or b"") + (digest(layout) if as_digest else varint(len(table)) + table)
         self._fixed_size = HEAD.size + 4 * with_gain + len(self._table)
@@ -90,7 +103,8 @@ class Container:
     def size(self, encoding: Encoding) -> int:
         """The length of `to_bytes(encoding)`."""
         sections = sum(section.size for section in self._sections(encoding))
-        return self._fixed_size + len(encoding.step_bytes()) + sections
+        small = 0 if self.small is None else self.small.size(encoding.small)
+        return self._fixed_size + len(encoding.step_bytes()) + small + sections
 
     def to_bytes(self, encoding: Encoding, gain: float = 1.0) -> bytes:
         """The payload. The gain is written where the container has one."""
@@ -98,6 +112,7 @@ class Container:
         body += self._table
         step = encoding.step_bytes()
         body += step
+        body += b"" if self.small is None else self.small.to_bytes(encoding.small)
         for section in self._sections(encoding):
             body += section.to_bytes()
         head = HEAD.pack(MAGIC, VERSION, self._flags | HAS_STEP * bool(step), 0)[:4]
@@ -108,35 +123,20 @@ class Container:
 
 
 @dataclass(frozen=True)
-class RawSection:
-    """One tensor's part of a payload, not yet looked into."""
-
-    kind: int
-    body: bytes | memoryview
-
-    def read(self, spec: Spec) -> Section:
-        return SECTIONS[self.kind].from_bytes(self.kind, self.body, spec)
-
-    @property
-    def size(self) -> int:
-        """Bytes in the payload: the kind, and unless it is zero the body and its length."""
-        return 1 if self.kind == ZERO else 1 + len(varint(len(self.body))) + len(self.body)
-
-
-@dataclass(frozen=True)
 class Payload:
-    """A payload taken apart, nothing decoded. `layout` is None where it is a digest and no model was given."""
+    """A payload taken apart, nothing decoded."""
 
-    layout: list[Spec] | None
+    layout: list[Spec]
     digest: bytes | None
     basis: bytes | None  # the digest of the shared basis it was made with
     gain: float  # what all quantised tensors are multiplied with
     step: float
     shifts: Array  # float32: reconstruction of |level| is |level| + shift, in steps
-    sections: list[RawSection]
+    small: RawSmall | None  # what small tensors share
+    sections: dict[str, RawSection]  # of the other tensors, or of all
 
 
-def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DEFAULT_MAX_BYTES) -> Payload:
+def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int | None = None) -> Payload:
     """Take a payload apart. With `like`, another layout is refused here, before anything is allocated."""
     flags, reader = _open(data)
     gain = reader.float32() if flags & HAS_GAIN else 1.0
@@ -144,26 +144,33 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int = DE
         refuse_malformed(f"a gain of {gain}")
     basis = bytes(reader.take(8)) if flags & HAS_BASIS else None
     named = None
-    layout = like
     if flags & LAYOUT_IS_DIGEST:
         named = bytes(reader.take(DIGEST_BYTES))
-        if like is not None:
-            if digest(like) != named:
-                raise PayloadError("layout", "the payload's layout digest is not that of the given model")
-            layout = sort_by_name(like)
+        if like is None:
+            raise PayloadError("layout", "the payload names its layout by digest only: pass like=model")
+        if digest(like) != named:
+            raise PayloadError("layout", "the payload's layout digest is not that of the given model")
+        layout = sort_by_name(like)
     else:
         layout = read_table(reader.take(reader.varint()), like, most_tensors=len(data))
-    if layout is not None and like is None and (size := decoded_bytes(layout)) > max_bytes:
-        raise PayloadError("limit", f"the update takes {size} bytes decoded, more than the limit of {max_bytes}")
+    if like is None:
+        _check_decoded_size(decoded_bytes(layout), len(data), max_bytes)
     step, shifts = _read_step(reader) if flags & HAS_STEP else (0.0, np.zeros(SHIFTS, np.float32))
-    sections = []
-    for k in range(len(layout)) if layout is not None else range(len(data)):
-        if layout is None and reader.left() == 0:
-            break
-        sections.append(_read_section(reader, None if layout is None else layout[k], flags))
+    small = RawSmall.read(reader, layout, bool(flags & HAS_STEP)) if flags & SHARES_SMALL else None
+    sections = {spec.name: _read_section(reader, spec, flags) for spec in layout if small is None or not is_small(spec)}
     if reader.left():
         refuse_malformed(f"{reader.left()} bytes follow the last section")
-    return Payload(layout, named, basis, gain, step, shifts, sections)
+    return Payload(layout, named, basis, gain, step, shifts, small, sections)
+
+
+def _check_decoded_size(size: int, payload: int, max_bytes: int | None) -> None:
+    """Refuse what would take more memory than the caller allows or, by default, than such a payload is worth."""
+    limit = max_bytes
+    if limit is None:
+        limit = min(DEFAULT_MAX_BYTES, max(FREE_BYTES, BYTES_PER_BYTE * payload))
+    if size > limit:
+        advice = "" if max_bytes is not None else ": pass like=model, or max_bytes="
+        raise PayloadError("limit", f"the update takes {size} bytes decoded, more than the limit of {limit}{advice}")
 
 
 def decoded_bytes(layout: Sequence[Spec]) -> int:
@@ -181,7 +188,7 @@ def _open(data: bytes | memoryview) -> tuple[int, ByteReader]:
         raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
     if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:
         raise PayloadError("checksum", "the payload is damaged: its checksum does not match")
-    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN | HAS_BASIS):
+    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN | HAS_BASIS | SHARES_SMALL):
         raise PayloadError("version", f"the payload uses features this release does not know (flags {flags:#04x})")
     return flags, reader
 
@@ -198,15 +205,15 @@ def _read_step(reader: ByteReader) -> tuple[float, Array]:
     return step, shifts
 
 
-def _read_section(reader: ByteReader, spec: Spec | None, flags: int) -> RawSection:
-    kind = reader.byte()
-    if kind not in SECTIONS:
-        raise PayloadError("version", f"a section of unknown kind {kind}")
-    section = SECTIONS[kind]
-    if spec is not None and not (section.for_floats if spec.is_float else section.for_integers):
-        refuse_malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {kind_name(kind)} section")
+def _read_section(reader: ByteReader, spec: Spec, flags: int) -> RawSection:
+    raw = RawSection.read_from(reader)
+    if raw.kind not in SECTIONS:
+        raise PayloadError("version", f"a section of unknown kind {raw.kind}")
+    section = SECTIONS[raw.kind]
+    if not (section.for_floats if spec.is_float else section.for_integers):
+        refuse_malformed(f"tensor {spec.name!r} of dtype {spec.dtype} cannot have a {kind_name(raw.kind)} section")
     if section.needs_step and not flags & HAS_STEP:
-        refuse_malformed(f"a {kind_name(kind)} section in a payload without a step")
-    if needs_basis(kind) and not flags & HAS_BASIS:
-        refuse_malformed(f"a {kind_name(kind)} section in a payload without a shared basis")
-    return RawSection(kind, b"" if kind == ZERO else reader.take(reader.varint()))
+        refuse_malformed(f"a {kind_name(raw.kind)} section in a payload without a step")
+    if needs_basis(raw.kind) and not flags & HAS_BASIS:
+        refuse_malformed(f"a {kind_name(raw.kind)} section in a payload without a shared basis")
+    return raw

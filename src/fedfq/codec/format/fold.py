@@ -6,7 +6,6 @@ A tensor H of low rank is sent as H = A V^T with few columns, of which those of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -15,12 +14,13 @@ import numpy as np
 
 from fedfq.types import Array
 
-from ..kernels import FLOAT32_MAX, U, kernel
+from ..kernels import FLOAT32_MAX, Int, U, kernel
 from .tiles import TILE_CELLS
 
 MAX_RANK = 64
 MIN_SIDE = 8  # smaller matrices have no factors
-BLOCK_CELLS = 1 << 20  # products are made so many entries at a time
+BLOCK_CELLS = 1 << 16  # entries of a product that are made at a time: they stay in the cache until they are added
+UNIT = 2.0**24  # entries of V are whole numbers of 1 / UNIT, which float32 holds
 
 
 class Fold(NamedTuple):
@@ -57,34 +57,32 @@ class Fold(NamedTuple):
 
 
 class Product(NamedTuple):
-    """left right^T for a tensor that `fold` sees as a matrix, made some rows at a time."""
+    """scale left right^T for a tensor that `fold` sees as a matrix.
 
-    left: Array
-    right: Array
+    With levels on the left and `unit_columns` on the right, every sum is a whole number of 2^-24 below 2^23: exact in
+    float64, in whatever order it is made, with fused operations or without. So every machine decodes the same bits.
+    """
+
+    left: Array  # float32, height x rank
+    right: Array  # float32, width x rank
+    scale: float = 1.0
 
     def add_to(self, total: Array, shape: tuple[int, ...]) -> None:
         """total += the product, kept within float32; `total` is the tensor, flat."""
-        for rows, columns, made in self._blocks(shape):
-            _add(total, rows, columns, made)
-
-    def rest(self, array: Array) -> Array:
-        """The tensor less the product, as float32."""
-        flat = np.ascontiguousarray(array, np.float32).reshape(-1)
-        rest = np.empty_like(flat)
-        for rows, columns, made in self._blocks(array.shape):
-            _subtract(flat, rows, columns, made, rest)
-        return rest.reshape(array.shape)
-
-    def _blocks(self, shape: tuple[int, ...]) -> Iterator[tuple[Array, Array, Array]]:
-        """Some rows at a time: the places of these rows and of the columns in the flat tensor, and the product."""
         view = fold(shape)
         assert view is not None
         rows, columns = view.places(shape)
-        together = rows.size // shape[0]  # rows of one index of the first dimension
-        cells = together * columns.size
-        count = BLOCK_CELLS // cells * together if cells <= BLOCK_CELLS else max(1, BLOCK_CELLS // columns.size)
+        right = self.right.T.astype(np.float64)
+        count = max(1, BLOCK_CELLS // columns.size)
         for at in range(0, rows.size, count):
-            yield rows[at : at + count], columns, self.left[at : at + count] @ self.right.T
+            made = self.left[at : at + count].astype(np.float64) @ right
+            _add_rows(total, rows[at : at + count], columns, made, self.scale)
+
+    def rest(self, array: Array) -> Array:
+        """The tensor less the product, as float32."""
+        rest = np.array(array, np.float32, order="C").reshape(-1)
+        self._replace(scale=-self.scale).add_to(rest, array.shape)
+        return rest.reshape(array.shape)
 
 
 @kernel
@@ -95,19 +93,22 @@ def _gather(flat: Array, rows: Array, columns: Array, result: Array) -> None:
 
 
 @kernel
-def _add(total: Array, rows: Array, columns: Array, made: Array) -> None:
+def _add_rows(total: Array, rows: Array, columns: Array, made: Array, scale: float) -> None:
     for i in range(rows.size):
-        for j in range(columns.size):
-            at = U(rows[i] + columns[U(j)])
-            total[at] = min(max(np.float64(total[at]) + made[U(i), U(j)], -FLOAT32_MAX), FLOAT32_MAX)
+        _add_row(total, rows[i], columns, made[i], scale)
 
 
 @kernel
-def _subtract(flat: Array, rows: Array, columns: Array, made: Array, rest: Array) -> None:
-    for i in range(rows.size):
-        for j in range(columns.size):
-            at = U(rows[i] + columns[U(j)])
-            rest[at] = flat[at] - made[U(i), U(j)]
+def _add_row(total: Array, first: Int, columns: Array, made: Array, scale: float) -> None:
+    width = columns.size
+    if columns[width - 1] == width - 1:  # one after the other, as in every matrix that is not a kernel
+        for j in range(width):
+            at = U(first + j)
+            total[at] = min(max(np.float64(total[at]) + scale * made[U(j)], -FLOAT32_MAX), FLOAT32_MAX)
+    else:
+        for j in range(width):
+            at = U(first + columns[U(j)])
+            total[at] = min(max(np.float64(total[at]) + scale * made[U(j)], -FLOAT32_MAX), FLOAT32_MAX)
 
 
 @lru_cache(1024)  # a model has few different shapes
@@ -141,9 +142,25 @@ def column_energies(columns: Array) -> Array:
 
 
 def unit_columns(levels: Array) -> Array:
-    """Columns divided by their norm; a column of zeros stays so."""
-    norms = np.sqrt(column_energies(levels))
-    return (levels / np.where(norms > 0, norms, 1.0)).astype(np.float32)
+    """Columns divided by their norm, in whole numbers of 2^-24; a column of zeros stays so."""
+    unit = np.empty(levels.shape, np.float32)
+    _divide_by_norms(levels, unit)
+    return unit
+
+
+@kernel
+def _divide_by_norms(levels: Array, unit: Array) -> None:
+    """Squares of float32 numbers are exact in float64. Their sums are made row by row, and exact for whole numbers."""
+    height, width = levels.shape
+    norms = np.zeros(width, np.float64)
+    for i in range(height):
+        for j in range(width):
+            norms[j] += np.float64(levels[i, j]) * np.float64(levels[i, j])
+    for j in range(width):
+        norms[j] = np.sqrt(norms[j]) if norms[j] > 0 else 1.0
+    for i in range(height):
+        for j in range(width):
+            unit[i, j] = np.rint(np.float64(levels[i, j]) * UNIT / norms[j]) / UNIT
 
 
 def energy(h: Array) -> float:

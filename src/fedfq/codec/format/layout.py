@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import PayloadError
-from .reader import ByteReader, refuse_malformed, varint
+from .reader import ByteReader, deflate, refuse_malformed, varint
 
-# The code of a dtype in a payload is its place in this list. (A long double has another name on every platform.)
+# The code of a dtype in a payload is its place in this list. Code 3 is bfloat16, which numpy lacks: read as float32.
 DTYPES = (
-    *("float32", "float64", "float16", np.dtype(np.longdouble).name),
+    *("float32", "float64", "float16", "bfloat16"),
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
+BFLOAT16 = 3
 DIGEST_BYTES = 8
 
 MAX_NAME_BYTES = 1 << 12
@@ -26,7 +27,8 @@ MAX_DIMENSIONS = 32
 MAX_ENTRIES = 1 << 59  # per tensor; below this, numpy can shape even an empty array of 16-byte entries
 MAX_TENSORS = 1 << 17  # the largest mixtures of experts have 10^5
 MAX_TABLE_BYTES = 1 << 24  # of the inflated table
-TABLE_SLACK_BYTES = 1 << 16  # so much more than the model's own table is inflated, to say what differs
+TABLE_BYTES_PER_BYTE = 64  # inflated, for each byte of the deflated table: those of models have about 10
+TABLE_SLACK_BYTES = 1 << 16  # so much more is inflated; than the model's own table, to say what differs
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,17 @@ def digest(layout: Iterable[Spec]) -> bytes:
     """Eight bytes that stand for names and shapes, whatever their order and dtypes."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for spec in sort_by_name(layout):
-        hashed.update(repr((spec.name, spec.shape)).encode())
+        hashed.update(_write_name(spec) + _write_shape(spec))
     return hashed.digest()
+
+
+def _write_name(spec: Spec) -> bytes:
+    name = spec.name.encode()
+    return varint(len(name)) + name
+
+
+def _write_shape(spec: Spec) -> bytes:
+    return bytes([len(spec.shape)]) + b"".join(map(varint, spec.shape))
 
 
 def write_table(layout: Sequence[Spec]) -> bytes:
@@ -75,17 +86,14 @@ def write_table(layout: Sequence[Spec]) -> bytes:
         raise ValueError(f'a layout has at most {MAX_TENSORS} tensors, not {len(layout)}: use layout="digest"')
     table = bytearray()
     for spec in layout:
-        name = spec.name.encode()
-        if len(name) > MAX_NAME_BYTES or len(spec.shape) > MAX_DIMENSIONS:
+        if len(spec.name.encode()) > MAX_NAME_BYTES or len(spec.shape) > MAX_DIMENSIONS:
             limits = f"at most {MAX_NAME_BYTES} bytes of name and {MAX_DIMENSIONS} dimensions"
             raise ValueError(f"tensor {spec.name[:40]!r} does not fit the format, which has {limits}")
-        table += varint(len(name)) + name + bytes([DTYPES.index(spec.dtype.name), len(spec.shape)])
-        for side in spec.shape:
-            table += varint(side)
+        table += _write_name(spec) + bytes([DTYPES.index(spec.dtype.name)]) + _write_shape(spec)
     if len(table) > MAX_TABLE_BYTES:
         raise ValueError(f'names and shapes take more than {MAX_TABLE_BYTES} bytes: use layout="digest"')
-    deflate = zlib.compressobj(9, zlib.DEFLATED, -15)
-    return deflate.compress(table) + deflate.flush()
+    packed = deflate(bytes(table))
+    return packed if len(table) <= _most_inflated(len(packed)) else deflate(bytes(table), level=0)
 
 
 def read_table(packed: memoryview, like: list[Spec] | None, most_tensors: int) -> list[Spec]:
@@ -94,16 +102,21 @@ def read_table(packed: memoryview, like: list[Spec] | None, most_tensors: int) -
     return list(entries) if like is None else _match_model(entries, like)
 
 
+def _most_inflated(packed_bytes: int) -> int:
+    """Bytes that a deflated table of this size may hold: time is bounded by the payload."""
+    return min(MAX_TABLE_BYTES, TABLE_SLACK_BYTES + TABLE_BYTES_PER_BYTE * packed_bytes)
+
+
 def _inflate(packed: memoryview, like: list[Spec] | None) -> bytes:
-    limit = MAX_TABLE_BYTES
+    most = limit = _most_inflated(len(packed))
     if like is not None:  # of UTF-8 a character has up to 4 bytes, of a varint a dimension up to 9
-        limit = min(limit, TABLE_SLACK_BYTES + sum(4 * len(spec.name) + 9 * len(spec.shape) + 4 for spec in like))
+        limit = min(most, TABLE_SLACK_BYTES + sum(4 * len(spec.name) + 9 * len(spec.shape) + 4 for spec in like))
     inflate = zlib.decompressobj(-15)
     try:
         table = inflate.decompress(packed, limit + 1)
     except zlib.error as error:
         raise PayloadError("malformed", "the layout cannot be decompressed") from error
-    if len(table) > limit and limit < MAX_TABLE_BYTES:
+    if len(table) > limit and limit < most:
         raise PayloadError("layout", "the payload's layout is larger than the model's")
     if len(table) > limit or not inflate.eof or inflate.unused_data:
         refuse_malformed("the layout is not one whole compressed block of acceptable size")
@@ -135,7 +148,7 @@ def read_entries(table: bytes, most_tensors: int) -> Iterator[Spec]:
         shape = tuple(reader.varint() for _ in range(dimensions))
         if math.prod(side for side in shape if side) >= MAX_ENTRIES:
             refuse_malformed(f"tensor {name!r} has an impossible shape {shape}")
-        yield Spec(name, shape, np.dtype(DTYPES[code]))
+        yield Spec(name, shape, np.dtype("float32" if code == BFLOAT16 else DTYPES[code]))
 
 
 def _match_model(entries: Iterable[Spec], like: list[Spec]) -> list[Spec]:

@@ -13,24 +13,24 @@ from .fold import Product
 
 
 class Part(NamedTuple):
-    """Decoded entries of one tensor: `values` at `indices`; all of them; with `right`, the product values right^T."""
+    """Decoded entries of one tensor: `values` at `indices`; all of them; with `right`, scale values right^T."""
 
     indices: Array | None
     values: Array
     right: Array | None = None
+    scale: float = 1.0
 
     def add_to(self, total: Array, shape: tuple[int, ...], weight: float) -> None:
         """total += weight * part, kept within float32; `total` is the tensor, flat."""
         if self.indices is not None:
             _scatter_add(total, self.indices, self.values, weight)
             return
+        if self.right is not None:
+            Product(self.values, self.right, weight * self.scale).add_to(total, shape)
+            return
         with np.errstate(over="ignore"):
-            if self.right is None:
-                total += self.values * total.dtype.type(weight)
-                np.clip(total, -FLOAT32_MAX, FLOAT32_MAX, out=total)
-            else:
-                most = FLOAT32_MAX / self.right.shape[1]  # an infinite A times a V of 0 would be NaN
-                Product(np.clip(self.values * np.float32(weight), -most, most), self.right).add_to(total, shape)
+            total += self.values * total.dtype.type(weight)
+        np.clip(total, -FLOAT32_MAX, FLOAT32_MAX, out=total)
 
 
 @kernel

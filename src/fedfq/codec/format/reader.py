@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from typing import NoReturn
 
 from ..errors import PayloadError
@@ -21,6 +22,24 @@ def varint(value: int) -> bytes:
 def refuse_malformed(message: str) -> NoReturn:
     """Refuse what no encoder writes."""
     raise PayloadError("malformed", message)
+
+
+def deflate(data: bytes, level: int = 9) -> bytes:
+    """One raw DEFLATE stream."""
+    stream = zlib.compressobj(level, zlib.DEFLATED, -15)
+    return stream.compress(data) + stream.flush()
+
+
+def inflate(packed: bytes | memoryview, size: int, what: str) -> bytes:
+    """Just so many bytes, which one whole raw DEFLATE stream must hold."""
+    stream = zlib.decompressobj(-15)
+    try:
+        data = stream.decompress(packed, size + 1)
+    except zlib.error as error:
+        raise PayloadError("malformed", f"{what} cannot be decompressed") from error
+    if len(data) != size or not stream.eof or stream.unused_data:
+        refuse_malformed(f"{what}: not one whole compressed block of {size} bytes")
+    return data
 
 
 class ByteReader:

@@ -6,9 +6,11 @@ A section from a stranger is read in two steps. `from_bytes` checks lengths and 
 
 from __future__ import annotations
 
-import zlib
+import math
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, NamedTuple
 
@@ -18,15 +20,15 @@ from fedfq.types import Array
 
 from ..errors import PayloadError
 from ..kernels import FLOAT32_MAX
-from .coefficients import decode_tile
+from .coefficients import NO_SHIFTS, decode_tile
 from .directions import MAX_DIRECTIONS, KnownDirections
 from .fold import fold, max_rank, unit_columns
 from .layout import DTYPES, Spec
 from .parts import Part
-from .reader import ByteReader, refuse_malformed, varint
+from .reader import ByteReader, deflate, inflate, refuse_malformed, varint
 from .tiles import CodedTile, Tile, cut_into_tiles, read_tiles, write_tiles
 
-ZERO, PLAIN, WIDTHS, FLOAT16, FLOAT32, INTEGER, INTEGER_DEFLATED = range(7)
+ZERO, PLAIN, OWN_STEP, WIDTHS, INTEGER, INTEGER_DEFLATED = range(6)
 FACTORS, AND_PLAIN, RIGHT_KNOWN, LEFT_KNOWN = 16, 1, 2, 4  # a kind with factors is 16 and the sum of what it has
 FACTOR_KINDS = range(FACTORS, FACTORS + 8)
 
@@ -143,31 +145,6 @@ class WholeSection(Section):
         return spec.size
 
 
-class FloatSection(WholeSection):
-    """Every entry as float16 or float32."""
-
-    @staticmethod
-    def of(values: Array) -> Section:
-        """The section of these values: in float16, or in float32 where float16 does not reach."""
-        with np.errstate(over="ignore"):
-            flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-            halves = flat.astype("<f2")
-        if not flat.any():
-            return ZeroSection()
-        if np.isfinite(halves).all():
-            return FloatSection(FLOAT16, halves.tobytes())
-        return FloatSection(FLOAT32, flat.astype("<f4").tobytes())
-
-    def values(self, spec: Spec) -> Array:
-        dtype = np.dtype("<f2" if self.kind == FLOAT16 else "<f4")
-        if len(self.body) != spec.size * dtype.itemsize:
-            refuse_malformed(f"tensor {spec.name!r}: {len(self.body)} bytes for {spec.size} entries of {dtype}")
-        values = np.frombuffer(self.body, dtype).astype(np.float32)
-        if not np.isfinite(values).all():
-            refuse_malformed(f"tensor {spec.name!r} has entries that are not finite")
-        return values
-
-
 class IntegerSection(WholeSection):
     """Every entry of an integer or boolean tensor in the narrowest dtype that holds it, deflated if that is shorter."""
 
@@ -186,7 +163,7 @@ class IntegerSection(WholeSection):
             flat = flat.astype(np.dtype(fits[0]).newbyteorder("<"))
         data = flat.tobytes()
         code = bytes([DTYPES.index(flat.dtype.name)])
-        packed = zlib.compress(data, 6)
+        packed = deflate(data)
         if len(packed) < len(data):
             return IntegerSection(INTEGER_DEFLATED, code + packed)
         return IntegerSection(INTEGER, code + data)
@@ -202,23 +179,12 @@ class IntegerSection(WholeSection):
             raise PayloadError("layout", f"tensor {spec.name!r} holds {dtype}, which is not safely {spec.dtype}")
         data: bytes | memoryview = reader.rest()
         if self.kind == INTEGER_DEFLATED:
-            data = _inflate(data, spec, dtype.itemsize)
+            data = inflate(data, spec.size * dtype.itemsize, f"tensor {spec.name!r}")
         if len(data) != spec.size * dtype.itemsize:
             refuse_malformed(f"tensor {spec.name!r}: {len(data)} bytes for {spec.size} entries of {dtype}")
         if dtype.kind == "b":
             return np.frombuffer(data, np.uint8).astype(np.bool_).astype(spec.dtype, copy=False)
         return np.frombuffer(data, dtype.newbyteorder("<")).astype(spec.dtype)
-
-
-def _inflate(data: bytes | memoryview, spec: Spec, itemsize: int) -> bytes:
-    inflate = zlib.decompressobj()
-    try:
-        inflated = inflate.decompress(data, spec.size * itemsize + 1)
-    except zlib.error as error:
-        raise PayloadError("malformed", f"tensor {spec.name!r} cannot be decompressed") from error
-    if not inflate.eof or inflate.unused_data:
-        refuse_malformed(f"tensor {spec.name!r} is not one whole compressed block of its size")
-    return inflated
 
 
 class PlainSection(Section):
@@ -256,6 +222,32 @@ def _decode_tile(coded: CodedTile, tile: Tile, step: float, shifts: Array) -> Pa
 
 def _count_nonzeros(tiles: Sequence[CodedTile | None]) -> int:
     return sum(tile.header.nonzeros for tile in tiles if tile is not None)
+
+
+class OwnStepSection(Section):
+    """Levels of a step of its own, tile by tile, without shifts and gain."""
+
+    def __init__(self, step: float, tiles: Sequence[CodedTile | None]) -> None:
+        super().__init__(OWN_STEP)
+        self.step = step
+        self.tiles = tiles
+
+    def _write_body(self) -> bytes:
+        return struct.pack("<f", self.step) + write_tiles(self.tiles)
+
+    @classmethod
+    def from_bytes(cls, kind: int, body: bytes | memoryview, spec: Spec) -> OwnStepSection:
+        reader = ByteReader(body)
+        step = reader.float32()
+        if not (math.isfinite(step) and step > 0):
+            refuse_malformed(f"tensor {spec.name!r} has a step of {step}")
+        return cls(step, read_tiles(reader.rest(), spec.shape))
+
+    def jobs(self, spec: Spec, around: Surroundings) -> list[Job]:
+        return _list_tile_jobs(self.tiles, spec, Surroundings(1.0, self.step, NO_SHIFTS))
+
+    def nonzeros(self, spec: Spec) -> int:
+        return _count_nonzeros(self.tiles)
 
 
 class WidthsSection(Section):
@@ -398,17 +390,38 @@ class FactorsSection(Section):
         largest = max(1.0, float(np.abs(rows).max()))  # in known directions, levels may be < 1
         if step * largest * self.rank > FLOAT32_MAX:
             refuse_malformed("factors whose product exceeds float32")
-        return Part(None, rows * np.float32(step), unit_columns(columns))
+        return Part(None, rows, unit_columns(columns), step)
 
     def nonzeros(self, spec: Spec) -> int:
         return _count_nonzeros([*self.right.tiles, *self.left.tiles, *(self.tiles or ())])
 
 
 SECTIONS: dict[int, type[Section]] = {
-    **{ZERO: ZeroSection, PLAIN: PlainSection, WIDTHS: WidthsSection, FLOAT16: FloatSection, FLOAT32: FloatSection},
+    **{ZERO: ZeroSection, PLAIN: PlainSection, OWN_STEP: OwnStepSection, WIDTHS: WidthsSection},
     **{INTEGER: IntegerSection, INTEGER_DEFLATED: IntegerSection},
     **{kind: FactorsSection for kind in FACTOR_KINDS},
 }
+
+
+@dataclass(frozen=True)
+class RawSection:
+    """One tensor's part of a payload, not yet looked into."""
+
+    kind: int
+    body: bytes | memoryview
+
+    @classmethod
+    def read_from(cls, reader: ByteReader) -> RawSection:
+        kind = reader.byte()
+        return cls(kind, b"" if kind == ZERO else reader.take(reader.varint()))
+
+    def read(self, spec: Spec) -> Section:
+        return SECTIONS[self.kind].from_bytes(self.kind, self.body, spec)
+
+    @property
+    def size(self) -> int:
+        """Bytes in the payload: the kind, and unless it is zero the body and its length."""
+        return 1 if self.kind == ZERO else 1 + len(varint(len(self.body))) + len(self.body)
 
 
 def kind_name(kind: int) -> str:
@@ -416,7 +429,7 @@ def kind_name(kind: int) -> str:
     if kind in FACTOR_KINDS:
         known = "shared " if kind & (RIGHT_KNOWN | LEFT_KNOWN) else ""
         return f"{known}factors{' + plain' if kind & AND_PLAIN else ''}"
-    names = {ZERO: "zero", PLAIN: "plain", WIDTHS: "widths", FLOAT16: "float16", FLOAT32: "float32"}
+    names = {ZERO: "zero", PLAIN: "plain", OWN_STEP: "own step", WIDTHS: "widths"}
     return names.get(kind, "integer")
 
 

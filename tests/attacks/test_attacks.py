@@ -557,12 +557,12 @@ def integers(body: bytes, kind: int = INTEGER, dtype: str = "int32") -> bytes:
     return one((3,), kind, body, dtype=dtype, step=b"")
 
 
-@pytest.mark.parametrize("code", [13, 255])
-def test_integers_stored_in_an_unknown_dtype(code: int) -> None:
-    refused(integers(bytes([code]) + bytes(12)), "malformed", "unknown dtype")
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 13, 255])  # float32, float64, float16, bfloat16, unknown ones
+def test_integers_stored_in_a_dtype_that_is_not_of_integers(code: int) -> None:
+    refused(integers(bytes([code]) + bytes(12)), "malformed", "not of integers")
 
 
-@pytest.mark.parametrize("stored", ["float32", "float16", "int64", "uint32", "uint64"])
+@pytest.mark.parametrize("stored", ["int64", "uint32", "uint64"])
 def test_integers_stored_in_a_dtype_that_the_tensor_cannot_hold(stored: str) -> None:
     size = np.dtype(stored).itemsize
     refused(integers(bytes([DTYPES.index(stored)]) + bytes(3 * size)), "layout", "not safely")

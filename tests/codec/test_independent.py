@@ -10,8 +10,14 @@ from tests.independent import decode
 
 NAMES = sorted(path.stem for path in FOLDER.glob("*.fq"))
 
-# The seeds that `basis` of the fixtures was called with.
-SEEDS = {"shared-both": (30, 40), "shared-right": (50, 40), "shared-left": (30, 60), "shared-and-plain": (30, 40)}
+SEEDS = {  # that `basis` of the fixtures was called with
+    "shared-both": (30, 40),
+    "shared-and-plain": (30, 40),
+    "shared-right": (50, 40),
+    "shared-right-and-plain": (50, 40),
+    "shared-left": (30, 60),
+    "shared-left-and-plain": (30, 60),
+}
 
 
 def drift(left: int, right: int) -> dict[str, np.ndarray[Any, Any]]:

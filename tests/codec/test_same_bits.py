@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedfq import decode, encode, inspect
-from tests.fixtures.make import CASES, FOLDER
+from tests.fixtures.make import CASES, FOLDER, PRODUCTS
 from tests.updates import low_rank, network, scaled
 
 PROCESSORS = {  # what the compiler takes the processor for, and what OpenBLAS does
@@ -54,7 +54,7 @@ def payloads(tmp_path: Path) -> Path:
         np.savez(tmp_path / f"{name}.npz", **decode(payload))
     ranks = [max(t.rank for t in inspect((tmp_path / f"{name}.fq").read_bytes()).tensors) for name in updates]
     assert ranks[0] > 16 and ranks[1] and ranks[2]
-    for case in (*CASES, "factors", "factors-and-plain"):
+    for case in (*CASES, *(name for name in PRODUCTS if name.startswith("factors"))):
         for suffix in (".fq", ".npz"):
             (tmp_path / (case + suffix)).write_bytes((FOLDER / (case + suffix)).read_bytes())
     return tmp_path

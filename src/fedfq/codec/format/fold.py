@@ -19,7 +19,7 @@ from .tiles import TILE_CELLS
 
 MAX_RANK = 64
 MIN_SIDE = 8  # smaller matrices have no factors
-BLOCK_CELLS = 1 << 16  # entries of a product that are made at a time: they stay in the cache until they are added
+BLOCK_CELLS = 1 << 18  # entries of a product that are made at a time: fewer, and BLAS packs V too often
 UNIT = 2.0**24  # entries of V are whole numbers of 1 / UNIT, which float32 holds
 
 

@@ -20,6 +20,7 @@ DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
 )
 BFLOAT16 = 3
+INTEGERS = range(4, len(DTYPES))  # codes of integers and bool
 DIGEST_BYTES = 8
 
 MAX_NAME_BYTES = 1 << 12

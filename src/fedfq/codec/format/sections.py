@@ -23,7 +23,7 @@ from ..kernels import FLOAT32_MAX
 from .coefficients import NO_SHIFTS, decode_tile
 from .directions import MAX_DIRECTIONS, KnownDirections
 from .fold import fold, max_rank, unit_columns
-from .layout import DTYPES, Spec
+from .layout import DTYPES, INTEGERS, Spec
 from .parts import Part
 from .reader import ByteReader, deflate, inflate, refuse_malformed, varint
 from .tiles import CodedTile, Tile, cut_into_tiles, read_tiles, write_tiles
@@ -172,10 +172,10 @@ class IntegerSection(WholeSection):
         """The values in the layout's dtype, flat."""
         reader = ByteReader(self.body)
         code = reader.byte()
-        if code >= len(DTYPES):
-            refuse_malformed(f"tensor {spec.name!r} is stored in an unknown dtype (code {code})")
+        if code not in INTEGERS:
+            refuse_malformed(f"tensor {spec.name!r} is stored in a dtype that is not of integers (code {code})")
         dtype = np.dtype(DTYPES[code])
-        if dtype.kind not in "biu" or not np.can_cast(dtype, spec.dtype):
+        if not np.can_cast(dtype, spec.dtype):
             raise PayloadError("layout", f"tensor {spec.name!r} holds {dtype}, which is not safely {spec.dtype}")
         data: bytes | memoryview = reader.rest()
         if self.kind == INTEGER_DEFLATED:

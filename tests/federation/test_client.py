@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fedfq.federation.client import LocalTraining, batches, load, local_sgd, state
+from fedfq.federation import client
+from fedfq.federation.client import LocalTraining, batches, load, local_sgd, refuse_unusable, state
 from fedfq.tasks.task import Arrays, Data, Defaults, Task
 
 DEFAULTS = Defaults(clients=2, per_round=1, rounds=1, local_steps=1, batch_size=4, lr=0.1)
@@ -54,6 +55,27 @@ def test_the_global_model_is_not_changed_by_a_client() -> None:
     for name in theta:
         np.testing.assert_array_equal(theta[name], before[name])
         np.testing.assert_array_equal(first[name], again[name])  # whatever model it works in
+
+
+def test_bfloat16_changes_what_layers_compute_and_not_the_weights() -> None:
+    task = linear_task()
+    theta = {name: value.copy() for name, value in state(task.model(0)).items()}
+    arguments = (theta, task, task.load(None).train, np.arange(12))
+    updates = [
+        local_sgd(task.model(1), *arguments, LocalTraining(5, None, 4, 0.5, precision), np.random.default_rng(3))[0]
+        for precision in ("float32", "bfloat16")
+    ]
+    for name, exact in updates[0].items():
+        rounded = updates[1][name]
+        assert rounded.dtype == np.float32 and not np.array_equal(rounded, exact)
+        np.testing.assert_allclose(rounded, exact, atol=0.02)
+
+
+def test_bfloat16_is_refused_where_it_would_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_computes_bfloat16", lambda: False)
+    refuse_unusable("cpu", "float32")
+    with pytest.raises(ValueError, match="bfloat16 needs a processor with its instructions"):
+        refuse_unusable("cpu", "bfloat16")
 
 
 def test_statistics_of_batch_norm_are_part_of_the_model() -> None:

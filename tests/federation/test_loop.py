@@ -48,17 +48,13 @@ def test_the_model_moves_by_the_weighted_mean_of_the_updates(tmp_path: Path, wei
         total = {name: np.zeros(value.shape) for name, value in clients.initial.items()}
         weights = [len(clients.worker.shards[c]) if weighting == "samples" else 1 for c in line["clients"]]
         assert len(set(weights)) == (3 if weighting == "samples" else 1)
-        jobs = [job for job in _jobs(line["clients"], settings.lr)]
+        jobs = [Job(1, client, b"", None) for client in line["clients"]]
         for weight, answer in zip(weights, clients.train(jobs)):
             assert answer.payload is not None
             for name, value in methods.make("fedavg").decode(answer.payload, clients.initial).items():
                 total[name] += weight / sum(weights) * value
         for name, value in federation.theta.items():
             np.testing.assert_allclose(value, clients.initial[name] + total[name], atol=1e-6)
-
-
-def _jobs(clients: list[int], lr: float) -> list[Any]:
-    return [Job(1, client, lr, b"", None) for client in clients]
 
 
 def test_the_learning_rate_decays_every_round(tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path
     strategy = Compressed(app.Sampled(config, app.find_clients(grid, 4)))
     with Clients(config, None, tmp_path, workers=1) as clients:
         clients.publish(clients.initial)
-        jobs = [Job(1, number, config.lr, b"", None) for number in sample(config, 1)]
+        jobs = [Job(1, number, b"", None) for number in sample(config, 1)]
         inline = {answer.client: answer.payload for answer in clients.train(jobs)}
         model = record(clients.initial)
         grid.send_and_receive(strategy.configure_train(1, model, ConfigRecord(), grid))

@@ -67,7 +67,7 @@ def overhead(task: str, method: str, data_dir: Path | None) -> Row:
 def workers(task: str, data_dir: Path | None) -> list[Row]:
     """A round's training by two processes of one thread each, and by one process of two threads."""
     config = Config.make(task=task, method="fedavg", local_steps=10)
-    jobs = [Job(1, client, config.lr, b"", None) for client in range(config.per_round)]
+    jobs = [Job(1, client, b"", None) for client in range(config.per_round)]
     rows = []
     for label, processes, threads in (("one process, two threads", 1, 2), ("two processes, one thread each", 2, 1)):
         with tempfile.TemporaryDirectory() as folder, Clients(config, data_dir, Path(folder), processes) as clients:
@@ -96,7 +96,7 @@ def shared_basis(task: str, split: str, lr: float, rounds: tuple[int, ...], data
         for number in range(1, max(rounds) + 1):
             if number in rounds:
                 clients.publish(federation.theta)
-                jobs = [Job(number, client, lr * config.lr_decay ** (number - 1), b"", None) for client in range(3)]
+                jobs = [Job(number, client, b"", None) for client in range(3)]
                 updates = [
                     federation.method.decode(answer.payload, clients.initial)
                     for answer in clients.train(jobs)

@@ -79,6 +79,9 @@ class Training:
     lr: Annotated[float | None, option("Learning rate of the first round.", OF_TASK)] = None
     lr_decay: Annotated[float | None, option("Factor of the learning rate, every round.", OF_TASK)] = None
     weighting: Annotated[str | None, option("Clients count by their 'samples', or alike ('mean').", "samples")] = None
+    precision: Annotated[
+        str | None, option("Of what clients' layers compute: float32, or bfloat16, twice as fast.", "float32")
+    ] = None
     seed: Annotated[int | None, option("Of everything that is random.", "0")] = None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedfq.reproduce.cells import Cell
     from fedfq.reproduce.results import Outcomes
 
-TRAINING_OUT = Path("results/reproduce")
+TRAINING_OUT = {"quick": Path("results/reproduce"), "paper": Path("results/paper"), "targets": Path("results/targets")}
 NETWORK_OUT = Path("results/network")
 
 
@@ -70,7 +70,11 @@ def reproduce(
     context: typer.Context,
     what: Annotated[str, typer.Argument(metavar="table1|table2|table3|table4|figures")],
     profile: Annotated[
-        str, typer.Option(help="quick (about 8 hours on two cores, both tables) or paper (its setting).")
+        str,
+        typer.Option(
+            help="quick (about 8 hours on two cores, both tables), targets (the paper's setting to its target, or as "
+            "far as two cores get) or paper (all of its setting)."
+        ),
     ] = "quick",
     only: Annotated[
         list[str] | None,
@@ -84,7 +88,8 @@ def reproduce(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of what is made.", show_default=f"{TRAINING_OUT}, or {NETWORK_OUT} for tables 3 and 4"
+            help="Folder of what is made.",
+            show_default=f"the profile's in results, or {NETWORK_OUT} for tables 3 and 4",
         ),
     ] = None,
     machine: Machine,
@@ -101,10 +106,11 @@ def reproduce(
         _measure_table(what, out or NETWORK_OUT, network)
         return
     chosen = _choose_cells(what, profile, seed or [0], only or [])
+    folder = out or TRAINING_OUT[profile]
     if what == "figures":
-        _draw_figures(profile, chosen, out or TRAINING_OUT)
+        _draw_figures(profile, chosen, folder)
     else:
-        _make_tables(profile, chosen, out or TRAINING_OUT, machine.resolve())
+        _make_tables(profile, chosen, folder, machine.resolve())
 
 
 def _refuse_unknown(what: str, name: str, valid: list[str]) -> None:
@@ -141,7 +147,7 @@ def _measure_table(table: str, folder: Path, network: Network) -> None:
 
 
 def _choose_cells(what: str, profile: str, seeds: list[int], only: list[str]) -> list[Cell]:
-    from fedfq.reproduce.cells import PROFILES, ROWS, TABLES, cells
+    from fedfq.reproduce.cells import PROFILES, TABLES, cells
 
     _refuse_unknown("profile", profile, list(PROFILES))
     if any(seed < 0 for seed in seeds):
@@ -149,7 +155,7 @@ def _choose_cells(what: str, profile: str, seeds: list[int], only: list[str]) ->
     columns = PROFILES[profile]
     if what in TABLES:
         columns = tuple(column for column in columns if what in column.tables)
-    return cells(columns, TABLES.get(what, ROWS), seeds, only)
+    return cells(columns, (what,) if what in TABLES else TABLES, seeds, only)
 
 
 def _make_tables(profile: str, chosen: Sequence[Cell], out: Path, resources: dict[str, Any]) -> None:
@@ -205,7 +211,6 @@ def _draw_figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
     """
     from fedfq.report.figures import write_figures
     from fedfq.report.runs import read_runs
-    from fedfq.reproduce.cells import TABLES
     from fedfq.reproduce.figures import write_theorem_4
     from fedfq.reproduce.page import read
     from fedfq.reproduce.results import claim, outcomes
@@ -218,7 +223,7 @@ def _draw_figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
     written = write_theorem_4(out / "figures")
     for column in {cell.column.name: cell.column for cell in ran}.values():
         for table in column.tables:
-            methods = list(map(column.method, TABLES[table]))
+            methods = list(map(column.method, column.rows_of(table)))
             folders = [cell.folder(out) for cell in ran if cell.column == column and cell.method in methods]
             if folders:
                 written += write_figures(read_runs(folders), out / "figures" / column.name / table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -22,6 +23,24 @@ class LocalTraining(NamedTuple):
     epochs: int | None
     batch_size: int
     lr: float
+    precision: str = "float32"  # or "bfloat16": of what layers compute; weights and their changes are float32
+
+
+def refuse_unusable(device: str, precision: str = "float32") -> None:
+    """Refuse a device that is not there, or that does not compute in this precision."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's, in many words
+        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
+    if precision == "bfloat16" and torch.device(device).type == "cpu" and not _computes_bfloat16():
+        raise ValueError("precision bfloat16 needs a processor with its instructions (AVX512-BF16): use float32 here")
+
+
+def _computes_bfloat16() -> bool:
+    """Where instructions for it are lacking, PyTorch would emulate them, at a fraction of the speed of float32."""
+    x86 = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    arm = platform.machine() in ("aarch64", "arm64") and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return bool(x86() or arm)
 
 
 def local_sgd(
@@ -45,7 +64,9 @@ def local_sgd(
     for indices in batches(own, how, rng):
         x, y = (part.to(device) for part in task.prepare(*examples.take(indices), rng))
         optimizer.zero_grad(set_to_none=True)
-        loss = functional.cross_entropy(model(x), y)
+        with torch.autocast(device.type, torch.bfloat16, enabled=how.precision == "bfloat16"):
+            output = model(x)
+        loss = functional.cross_entropy(output.float(), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

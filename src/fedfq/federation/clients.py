@@ -25,7 +25,7 @@ import torch
 
 from fedfq import tasks
 from fedfq.codec.errors import BudgetError
-from fedfq.federation.client import LocalTraining, load, local_sgd, state
+from fedfq.federation.client import load, local_sgd, refuse_unusable, state
 from fedfq.federation.config import Config
 from fedfq.federation.memory import Memories, Written
 from fedfq.methods import Order, RoundContext, State
@@ -51,7 +51,6 @@ class Job(NamedTuple):
 
     round: int
     client: int
-    lr: float
     announcement: bytes
     memory: int | None  # the round in which its memory was written
 
@@ -91,7 +90,7 @@ class Worker:
 
     def train(self, job: Job) -> Answer:
         own = self.shards[job.client]
-        how = LocalTraining(self.config.local_steps, self.config.local_epochs, self.config.batch_size, job.lr)
+        how = self.config.local_training(job.round)
         rng = random(self.config, TRAINING, job.round, job.client)
         start = time.perf_counter()
         update, loss = local_sgd(self.model, self.theta, self.task, self.data.train, own, how, rng)
@@ -150,7 +149,7 @@ class Clients:
         self, config: Config, data_dir: Path | None, memory_folder: Path, workers: int, device: str = "cpu"
     ) -> None:
         self.config = config
-        _refuse_unusable(device)
+        refuse_unusable(device, config.precision)
         task = tasks.get(config.task)
         model = state(task.model(config.seed))
         theta, initial = (RawArray(c_char, sum(value.nbytes for value in model.values())) for _ in range(2))
@@ -207,13 +206,6 @@ def _map(pool: ProcessPoolExecutor, function: Callable[[S], T], items: Iterable[
             return pool.map(function, items)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _refuse_unusable(device: str) -> None:
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # PyTorch's, in many words
-        raise ValueError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def views(shared: Any, like: Mapping[str, Array]) -> dict[str, Array]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedfq import methods, tasks
+from fedfq.federation.client import LocalTraining
 from fedfq.hints import nearest
 from fedfq.tasks import splits
 
@@ -35,6 +36,7 @@ class Config:
     lr: float
     lr_decay: float
     weighting: Literal["samples", "mean"] = "samples"
+    precision: Literal["float32", "bfloat16"] = "float32"  # of what clients' layers compute
     seed: int = 0
     eval_every: int = 1
     checkpoint_every: int = 10
@@ -78,8 +80,15 @@ class Config:
             raise ValueError(f"per_round = {self.per_round} is more than there are clients ({self.clients})")
         if self.weighting not in ("samples", "mean"):
             raise ValueError(f"weighting must be 'samples' or 'mean', got {self.weighting!r}")
+        if self.precision not in ("float32", "bfloat16"):
+            raise ValueError(f"precision must be 'float32' or 'bfloat16', got {self.precision!r}")
         splits.parse(self.split)
         self.make_method()
+
+    def local_training(self, round_: int) -> LocalTraining:
+        """How a client trains in this round."""
+        lr = self.lr * self.lr_decay ** (round_ - 1)
+        return LocalTraining(self.local_steps, self.local_epochs, self.batch_size, lr, self.precision)
 
     def make_method(self) -> methods.Method:
         return methods.make(self.method, **self.options)

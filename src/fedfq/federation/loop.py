@@ -126,14 +126,11 @@ class Federation:
     def step(self) -> tuple[dict[str, Any], dict[str, float]]:
         """One round: its line of the ledger, and its seconds."""
         config, began, number = self.config, time.perf_counter(), self.round + 1
-        lr = config.lr * config.lr_decay ** (number - 1)
         chosen = sample(config, number)
         self.server.open_round(self.method.open_round(number, self.theta, self.clients.initial))
         announced = self.server.announce({client: self._weight(client) for client in chosen})
         downlink = self._downlink_bytes(chosen, announced)
-        jobs = [
-            Job(number, client, lr, announced.get(client, b""), self._find_memory_round(client)) for client in chosen
-        ]
+        jobs = [Job(number, client, announced.get(client, b""), self._find_memory_round(client)) for client in chosen]
         self.clients.publish(self.theta)
         answers, rejected, decode_s = [], [], 0.0
         for answer in self.clients.train(jobs):

@@ -25,7 +25,7 @@ from flwr.serverapp.strategy import FedAvg
 from torch import nn
 
 from fedfq import tasks
-from fedfq.federation.client import LocalTraining, load, local_sgd, state
+from fedfq.federation.client import load, local_sgd, refuse_unusable, state
 from fedfq.federation.clients import ENCODING, TRAINING, random
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
@@ -56,7 +56,7 @@ def run_config(config: Config) -> dict[str, Any]:
     """The inverse of `configuration`."""
     keys = [
         *("task", "split", "rounds", "clients", "per_round", "local_steps", "local_epochs", "batch_size"),
-        *("lr", "lr_decay", "weighting", "seed", "eval_every"),
+        *("lr", "lr_decay", "weighting", "precision", "seed", "eval_every"),
     ]
     found = {key.replace("_", "-"): getattr(config, key) for key in keys if getattr(config, key) is not None}
     return found | {"method": config.label}
@@ -107,11 +107,9 @@ def train(message: Message, context: Context) -> Message:
     task, data, shards, model = world(config, context.run_config)
     number, round_ = _number(context), int(_config(message)["server-round"])
     theta = tensors(message.content.array_records["arrays"])
-    how = LocalTraining(
-        config.local_steps, config.local_epochs, config.batch_size, config.lr * config.lr_decay ** (round_ - 1)
-    )
+    refuse_unusable("cpu", config.precision)
     rng = random(config, TRAINING, round_, number)
-    _, loss = local_sgd(model, theta, task, data.train, shards[number], how, rng)
+    _, loss = local_sgd(model, theta, task, data.train, shards[number], config.local_training(round_), rng)
     weight = len(shards[number]) if config.weighting == "samples" else 1
     metrics = MetricRecord({"num-examples": weight, "train-loss": loss})
     return Message(RecordDict({"arrays": record(state(model)), "metrics": metrics}), reply_to=message)

@@ -2,6 +2,9 @@
 
 `paper` is the paper's setting (100 clients, 10 per round, 5 local epochs, 1000 rounds), for a machine with time.
 
+`targets` is that setting as far as two cores get with it: SimpleCNN IID with 5 local epochs until about 75%, one class
+per client and the LSTM with fewer local steps, to what FedAvg reaches. Clients compute in bfloat16.
+
 `quick` is what two cores do in a night. By hand, in order of value, at so many seconds per round:
 
     SimpleCNN, IID          18 methods x 100 rounds x 3.5 s   6,300 s
@@ -40,7 +43,7 @@ TABLE_2 = (
     *(FEDAVG, "fedpaq", "aqg", "acsgd-topk", "fedfq-cgsa:claimed_ratio=32", FEDFQ),
     *("stc", "eden@1024", "topk@64"),
 )
-TABLES = {"table1": TABLE_1, "table2": TABLE_2}
+TABLES = ("table1", "table2")
 ROWS = tuple(dict.fromkeys(TABLE_1 + TABLE_2))
 
 # Where a row costs too much time for all of them.
@@ -58,6 +61,9 @@ class Column:
     chosen: str = f"chosen on validation runs with seed {VALIDATION_SEED}"
     target: float | None = None  # of Table 2; None: TARGET_FRACTION of FedAvg's best
     rows: tuple[str, ...] = ROWS  # that are run
+    table_rows: Mapping[str, tuple[str, ...]] = field(
+        default_factory=lambda: {"table1": TABLE_1, "table2": TABLE_2}
+    )  # that are shown: the same in all columns of a profile
     paper_accuracy: Mapping[str, float] = field(default_factory=dict)  # Table 1, in percent
     paper_target: float | None = None  # Table 2
     paper_mb: Mapping[str, float] = field(default_factory=dict)  # Table 2: of one client, in 2^20 bytes
@@ -74,7 +80,11 @@ class Column:
     @property
     def tables(self) -> tuple[str, ...]:
         """Where the column stands: Table 1 has those of the paper."""
-        return tuple(TABLES) if self.paper_accuracy else ("table2",)
+        return TABLES if self.paper_accuracy else ("table2",)
+
+    def rows_of(self, *tables: str) -> tuple[str, ...]:
+        """The rows of these tables; of both, if none is named."""
+        return tuple(dict.fromkeys(row for table in tables or TABLES for row in self.table_rows[table]))
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -99,13 +109,16 @@ class Cell:
         return out / self.column.name / f"{self.method}-{self.seed}".replace(":", "-")
 
 
-def cells(columns: Iterable[Column], rows: Sequence[str], seeds: Iterable[int], only: Sequence[str] = ()) -> list[Cell]:
-    """The cells of these rows in order of value: a second seed comes when all is there once.
+def cells(
+    columns: Iterable[Column], tables: Sequence[str], seeds: Iterable[int], only: Sequence[str] = ()
+) -> list[Cell]:
+    """The cells of these tables in order of value: a second seed comes when all is there once.
 
     Patterns of `only` that match columns select columns, those that match methods select methods.
     """
     columns = list(columns)
     names = [column.name for column in columns]
+    rows = list(dict.fromkeys(row for column in columns for row in column.rows_of(*tables)))
     methods = list(dict.fromkeys([*rows, *(column.method(row) for column in columns for row in rows)]))
     for pattern in only:
         if not any(fnmatchcase(name, pattern) for name in [*names, *methods]):
@@ -241,4 +254,44 @@ PAPER = (
     Column("lstm-natural", "LSTM, natural", _PAPER_LSTM, "fedfq@1024", chosen=_AS_QUICK, target=0.50, **LSTM),
 )
 
-PROFILES = {"quick": QUICK, "paper": PAPER}
+# The rows of `targets`, and those of its columns where a round takes long.
+TARGET_ROWS = (
+    *(FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq-cgsa:claimed_ratio=128"),
+    *("fedfq@32", "fedfq@64", "fedfq@128", "fedfq@256", "eden@32", "eden@256"),
+)
+SHORT_TARGET_ROWS = (FEDAVG, "fedfq-cgsa:claimed_ratio=32", "fedfq@256")
+
+_TARGETS: dict[str, Any] = {"clients": 100, "per_round": 10, "precision": "bfloat16"}
+_TARGETS_CNN = _TARGETS | {"task": "cifar10-simplecnn"}
+_IN_TARGETS: dict[str, Any] = {
+    "fedfq": "fedfq@256",
+    "chosen": "the default",
+    "table_rows": {"table1": TARGET_ROWS, "table2": TARGET_ROWS},
+}
+
+TARGETS = (
+    Column(
+        *("simplecnn-iid", "SimpleCNN, IID"),
+        _TARGETS_CNN | {"split": "iid", "local_epochs": 5, "lr": 0.15, "rounds": 90, "eval_every": 5},
+        target=0.75,
+        rows=TARGET_ROWS,
+        **_IN_TARGETS,
+        **SIMPLECNN_IID,
+    ),
+    Column(
+        *("simplecnn-one-class", "SimpleCNN, one class"),
+        _TARGETS_CNN | _ONE_CLASS | {"rounds": 1500, "eval_every": 50},
+        rows=SHORT_TARGET_ROWS,
+        **_IN_TARGETS,
+        **SIMPLECNN_ONE_CLASS,
+    ),
+    Column(
+        *("lstm-natural", "LSTM, natural"),
+        _TARGETS | {"task": "shakespeare-lstm", "split": "natural", "local_steps": 10, "rounds": 600, "eval_every": 20},
+        rows=SHORT_TARGET_ROWS,
+        **_IN_TARGETS,
+        **LSTM,
+    ),
+)
+
+PROFILES = {"quick": QUICK, "paper": PAPER, "targets": TARGETS}

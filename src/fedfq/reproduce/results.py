@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fedfq.files import write_bytes
 from fedfq.report.runs import RunData, holds_run, read_config, read_run
-from fedfq.reproduce.cells import PROFILES, ROWS, Cell, Column
+from fedfq.reproduce.cells import PROFILES, Cell, Column
 
 FAILED = "failed.txt"
 MARK = "reproduction.json"
@@ -92,7 +92,7 @@ def refuse_others(cells: Iterable[Cell], out: Path) -> None:
 
 def outcomes(out: Path, columns: Iterable[Column]) -> Outcomes:
     """What there is of either table, rows that the profile leaves out included."""
-    wanted = {(column.name, column.method(row)): column for column in columns for row in ROWS}
+    wanted = {(column.name, column.method(row)): column for column in columns for row in column.rows_of()}
     return {(name, method): outcome(out, column, method) for (name, method), column in wanted.items()}
 
 

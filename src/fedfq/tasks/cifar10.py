@@ -25,17 +25,15 @@ def load(data_dir: Path | None) -> Data:
     return Data(Arrays(x_train, y_train), Arrays(x_test, y_test))
 
 
-def prepare(
-    x: Array, y: Array, rng: np.random.Generator | None, size: int, padding: int, channels_last: bool
-) -> tuple[Tensor, Tensor]:
+def prepare(x: Array, y: Array, rng: np.random.Generator | None, size: int, padding: int) -> tuple[Tensor, Tensor]:
     """Images cropped to `size` pixels, in training at random and half of them mirrored, else in the middle.
 
-    In training there are `padding` black pixels around the image before it is cropped. `channels_last` is the order
-    in memory, not of the axes: what the convolutions of a network are faster with.
+    In training there are `padding` black pixels around the image before it is cropped. Channels are last in memory,
+    not of the axes, as convolutions are faster so: a step of SimpleCNN takes 51 ms instead of 67, of ResNet-20 189
+    instead of 224, of VGG11 477 instead of 489 (one core). Weights keep their order, which changes little.
     """
     images = _normalise(_centre(x, size) if rng is None else _augment(x, size, padding, rng))
-    batch = torch.from_numpy(images).permute(0, 3, 1, 2)
-    return batch if channels_last else batch.contiguous(), torch.from_numpy(y)
+    return torch.from_numpy(images).permute(0, 3, 1, 2), torch.from_numpy(y)
 
 
 def _centre(images: Array, size: int) -> Array:
@@ -58,11 +56,8 @@ def _normalise(images: Array) -> Array:
     return images * (1 / (255 * STD)) - MEAN / STD
 
 
-# Measured on one core: with channels last, a step of 50 images takes SimpleCNN 41 ms instead of 60, ResNet-20 8 to 25%
-# less, VGG11 15 to 30% more. Weights keep their order: that would win next to nothing more.
-_CROP_24: Prepare = partial(prepare, size=24, padding=0, channels_last=True)
-_PAD_4: Prepare = partial(prepare, size=32, padding=4, channels_last=False)
-_PAD_4_LAST: Prepare = partial(prepare, size=32, padding=4, channels_last=True)
+_CROP_24: Prepare = partial(prepare, size=24, padding=0)
+_PAD_4: Prepare = partial(prepare, size=32, padding=4)
 
 # The paper's setting: 5 local updates (its code: epochs), batches of 50, a learning rate of 0.15 (its code: * 0.99).
 _PAPER = Defaults(
@@ -75,6 +70,6 @@ for _name, _build, _prepare, _defaults in (
     ("cifar10-simplecnn-lrn", partial(SimpleCNN, lrn=True), _CROP_24, _PAPER),
     ("cifar10-vgg11", vgg11, _PAD_4, _VGG),
     ("cifar10-vgg11-paper", vgg11_paper, _PAD_4, replace(_VGG, lr=0.05)),
-    ("cifar10-resnet20", resnet20, _PAD_4_LAST, replace(_PAPER, batch_size=64)),
+    ("cifar10-resnet20", resnet20, _PAD_4, replace(_PAPER, batch_size=64)),
 ):
     register(Task(_name, _build, load, _prepare, _defaults))

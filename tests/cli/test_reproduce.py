@@ -96,7 +96,7 @@ def test_a_folder_holds_one_profile(small: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(cells.PROFILES, "paper", (replace(IID, settings=IID.settings | {"lr": 0.5}),))
     write_cell(small, IID, "fedavg", [0.1, 0.2])
     ok("reproduce", "table1", "--only", "digits-iid", "--only", "fedavg", *ONE)
-    said = refused("reproduce", "table1", "--profile", "paper", *ONE)
+    said = refused("reproduce", "table1", "--profile", "paper", "--out", str(small), *ONE)
     assert "holds the profile quick, not paper; give another folder with --out" in said
 
 

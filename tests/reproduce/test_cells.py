@@ -6,14 +6,16 @@ from pathlib import Path
 import pytest
 
 from fedfq.reproduce import cells as module
-from fedfq.reproduce.cells import FEDFQ, GB, PAPER, PROFILES, QUICK, ROWS, TABLE_1, TABLE_2, Cell, cells
+from fedfq.reproduce.cells import FEDFQ, GB, PAPER, PROFILES, QUICK, TABLE_1, TABLE_2, TABLES, TARGETS, Cell, cells
 from tests.reproduce.small import COLUMNS, IID, METHODS, SHARDS
-from tests.reproduce.small import ROWS as SMALL_ROWS
 
 SECONDS = {  # a round, on two cores
     **{"simplecnn-iid": 3.5, "simplecnn-one-class": 1.1, "simplecnn-shards2": 3.5},
     **{"lstm-natural": 3.7, "vgg11-iid": 32.0, "vgg11-one-class": 6.8},
 }
+
+
+IN_ORDER = ("fedavg", "fedavg-2bit", "fedfq@128", "fedpaq", "fedfq@512")  # Table 1's rows, then what Table 2 adds
 
 
 def by_name(columns):
@@ -22,13 +24,13 @@ def by_name(columns):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_cell_can_be_run_and_is_named_as_its_configuration_is(profile: str) -> None:
-    for cell in cells(PROFILES[profile], ROWS, [0]):
+    for cell in cells(PROFILES[profile], TABLES, [0]):
         assert cell.config.label == cell.method
         assert (cell.config.clients, cell.config.per_round) == (100, 10)
 
 
 def test_the_quick_profile_takes_a_night() -> None:
-    seconds = sum(cell.config.rounds * SECONDS[cell.column.name] for cell in cells(QUICK, ROWS, [0]))
+    seconds = sum(cell.config.rounds * SECONDS[cell.column.name] for cell in cells(QUICK, TABLES, [0]))
     assert seconds <= 8 * 3600
     assert f"{seconds:,.0f} s = 8.0 hours" in str(module.__doc__)
 
@@ -40,17 +42,26 @@ def test_the_paper_profile_is_the_papers_setting() -> None:
         assert column.target == column.paper_target
 
 
+def test_the_targets_profile_trains_simplecnn_as_the_paper_does_to_its_target() -> None:
+    iid, one_class, lstm = TARGETS
+    config = Cell(iid, "fedavg", 0).config
+    assert (config.local_epochs, config.batch_size, config.lr, config.lr_decay) == (5, 50, 0.15, 0.99)
+    assert iid.target == iid.paper_target == 0.75
+    assert one_class.target is None and lstm.target is None  # as far as FedAvg gets
+    assert all(Cell(column, "fedavg", 0).config.precision == "bfloat16" for column in TARGETS)
+
+
 def test_the_order_is_that_of_value_and_a_second_seed_comes_last() -> None:
-    names = list(dict.fromkeys(cell.column.name for cell in cells(QUICK, TABLE_1, [0])))
+    names = list(dict.fromkeys(cell.column.name for cell in cells(QUICK, ["table1"], [0])))
     assert names[:3] == ["simplecnn-iid", "lstm-natural", "simplecnn-one-class"]
     assert names[3:] == ["simplecnn-shards2", "vgg11-iid", "vgg11-one-class"]
-    seeds = [cell.seed for cell in cells(QUICK, TABLE_1, [0, 1])]
+    seeds = [cell.seed for cell in cells(QUICK, ["table1"], [0, 1])]
     assert seeds == sorted(seeds) and set(seeds) == {0, 1}
 
 
 def test_the_papers_numbers() -> None:
     """A few of each table, as printed."""
-    for columns in PROFILES.values():
+    for columns in (QUICK, PAPER):
         found = by_name(columns)
         assert found["simplecnn-iid"].paper_accuracy["fedavg"] == 77.78
         assert found["simplecnn-one-class"].paper_accuracy["fedfq-cgsa:claimed_ratio=128"] == 45.30
@@ -74,7 +85,7 @@ def test_the_papers_megabytes_are_those_of_one_client() -> None:
 @pytest.mark.parametrize(
     ("only", "expected"),
     [
-        (["digits-iid"], [("digits-iid", method) for method in METHODS]),
+        (["digits-iid"], [("digits-iid", method) for method in IN_ORDER]),
         (["fedavg"], [("digits-iid", "fedavg"), ("digits-shards", "fedavg")]),
         (["digits-iid", "fedfq@*"], [("digits-iid", "fedfq@128"), ("digits-iid", "fedfq@512")]),
         (["fedfq"], [("digits-iid", "fedfq@512")]),
@@ -82,7 +93,7 @@ def test_the_papers_megabytes_are_those_of_one_client() -> None:
     ],
 )
 def test_only_selects_columns_and_methods(only: list[str], expected: list[tuple[str, str]]) -> None:
-    assert [(cell.column.name, cell.method) for cell in cells(COLUMNS, SMALL_ROWS, [0], only)] == expected
+    assert [(cell.column.name, cell.method) for cell in cells(COLUMNS, TABLES, [0], only)] == expected
 
 
 def test_our_row_of_table_2_is_what_its_column_chose() -> None:
@@ -90,25 +101,25 @@ def test_our_row_of_table_2_is_what_its_column_chose() -> None:
     shards = replace(SHARDS, rows=("fedavg", FEDFQ))
     assert FEDFQ in TABLE_2 and FEDFQ not in TABLE_1
     assert shards.methods == ("fedavg", "fedfq@1024")
-    found = cells([IID, shards], TABLE_2, [0], ["fedfq@*"])
+    found = cells([IID, shards], ["table2"], [0], ["fedfq@*"])
     assert [(cell.column.name, cell.method) for cell in found] == [
         ("digits-iid", "fedfq@512"),
         ("digits-shards", "fedfq@1024"),
     ]
     assert found[1].folder(Path("out")) == Path("out/digits-shards/fedfq@1024-0")
-    assert [cell.column.name for cell in cells([IID, shards], TABLE_2, [0], ["fedfq@1024"])] == ["digits-shards"]
+    assert [cell.column.name for cell in cells([IID, shards], ["table2"], [0], ["fedfq@1024"])] == ["digits-shards"]
 
 
 def test_what_both_tables_ask_for_is_one_cell() -> None:
     iid = replace(IID, rows=(*METHODS, FEDFQ))
-    assert [cell.method for cell in cells([iid], ROWS, [0], ["fedfq@512"])] == ["fedfq@512"]
+    assert [cell.method for cell in cells([iid], TABLES, [0], ["fedfq@512"])] == ["fedfq@512"]
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ValueError, match="'digits-idd' matches nothing \\(did you mean 'digits-iid'\\?\\)"):
-        cells(COLUMNS, SMALL_ROWS, [0], ["digits-idd"])
+        cells(COLUMNS, TABLES, [0], ["digits-idd"])
     with pytest.raises(ValueError, match="did you mean 'fedpaq'"):
-        cells(COLUMNS, SMALL_ROWS, [0], ["digits-iid", "fedpak"])
+        cells(COLUMNS, TABLES, [0], ["digits-iid", "fedpak"])
 
 
 def test_a_cell_has_a_folder_of_its_own() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from fedfq.federation.folder import Folder
 from fedfq.reproduce import run as module
-from fedfq.reproduce.cells import cells
+from fedfq.reproduce.cells import TABLES, cells
 from fedfq.reproduce.results import outcome
 from fedfq.reproduce.run import run_cells
-from tests.reproduce.small import IID, ROWS, SMALL, write_cell
+from tests.reproduce.small import IID, SMALL, write_cell
 
-TWO = cells([IID], ROWS, [0], ["fedavg", "fedavg-2bit"])
+TWO = cells([IID], TABLES, [0], ["fedavg", "fedavg-2bit"])
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_run_with_another_configuration_is_refused_before_anything_runs(tmp_pa
     trained.clear()
     other = replace(IID, settings=SMALL | {"split": "iid", "rounds": 3})
     with pytest.raises(ValueError, match="another configuration"):
-        run_cells(cells([other], ROWS, [0], ["fedavg", "fedavg-2bit"]), tmp_path)
+        run_cells(cells([other], TABLES, [0], ["fedavg", "fedavg-2bit"]), tmp_path)
     with pytest.raises(ValueError, match="another configuration"):
         outcome(tmp_path, other, "fedavg-2bit")
     assert trained == []

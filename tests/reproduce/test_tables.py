@@ -51,18 +51,19 @@ def test_a_column_that_is_not_in_the_paper_is_in_table_2_alone(tmp_path: Path) -
     assert [part.column for part in found] == [IID, ours] and found[1].above[0].endswith("Not in the paper.")
 
 
-def test_lossless_is_not_below_fedavgs_spread(tmp_path: Path) -> None:
-    """The mean of a method's seeds against the least of FedAvg's, 70%."""
+def test_lossless_is_at_most_half_a_point_below_fedavg_with_the_same_seed(tmp_path: Path) -> None:
+    """On the mean of the seeds, and by the digits that are shown."""
     for seed, accuracy in ((0, 0.70), (1, 0.74)):
         write_cell(tmp_path, IID, "fedavg", [accuracy, accuracy], seed=seed)
-    for seed, accuracy in ((0, 0.68), (1, 0.72)):
+    for seed, accuracy in ((0, 0.692), (1, 0.738)):
         write_cell(tmp_path, IID, "fedfq@128", [accuracy, accuracy], seed=seed)
-    write_cell(tmp_path, IID, "fedfq@512", [0.69, 0.69])
+    write_cell(tmp_path, IID, "fedfq@256", [0.69496, 0.69496])
+    write_cell(tmp_path, IID, "fedfq@512", [0.6949, 0.6949])
     table = table_1(tmp_path)
-    assert row(table, "fedfq@128")[0] == "70.00† (68.00 to 72.00)"
-    assert row(table, "fedfq@512")[0] == "69.00"
-    assert "†" not in row(table, "fedavg")[0]
-    assert table.parts[0].below == ("† from 70.00% on, the least of fedavg's 2 seeds.",)
+    assert row(table, "fedfq@128")[1] == "−0.50† (−0.80 to −0.20)"
+    assert row(table, "fedfq@256")[1] == "−0.50†"
+    assert row(table, "fedfq@512")[1] == "−0.51"
+    assert not any("†" in entry for entry in row(table, "fedavg"))
     assert any(note.startswith("†: lossless") for note in table.notes)
 
 
@@ -74,24 +75,8 @@ def test_differences_are_from_fedavg_with_the_same_seed(tmp_path: Path) -> None:
     write_cell(tmp_path, IID, "fedfq@512", [0.69999, 0.69999])
     table = table_1(tmp_path)
     assert row(table, "fedavg")[1] == "–"
-    assert row(table, "fedfq@128")[1] == "−0.50 (−1.00 to +0.00); seed 2 –"
-    assert row(table, "fedfq@512")[1] == "+0.00"
-
-
-def test_the_mark_goes_by_the_digits_that_are_shown(tmp_path: Path) -> None:
-    for seed, accuracy in ((0, 0.27832), (1, 0.28)):
-        write_cell(tmp_path, IID, "fedavg", [accuracy, accuracy], seed=seed)
-    write_cell(tmp_path, IID, "fedfq@128", [0.2783, 0.2783])
-    table = table_1(tmp_path)
-    assert table.parts[0].below[0].startswith("† from 27.83% on") and row(table, "fedfq@128")[0] == "27.83†"
-
-
-def test_one_seed_of_fedavg_has_no_spread_and_so_nothing_is_marked(tmp_path: Path) -> None:
-    write_cell(tmp_path, IID, "fedavg", [0.70, 0.70])
-    write_cell(tmp_path, IID, "fedfq@128", [0.80, 0.80])
-    table = table_1(tmp_path)
-    assert row(table, "fedfq@128")[0] == "80.00"
-    assert table.parts[0].below == ("No † here: fedavg has 1 finished seed, not two.",)
+    assert row(table, "fedfq@128")[1] == "−0.50† (−1.00 to +0.00); seed 2 –"
+    assert row(table, "fedfq@512")[1] == "+0.00†"
 
 
 def test_a_cell_without_a_number_says_why(tmp_path: Path) -> None:
@@ -148,7 +133,7 @@ def test_table_2_counts_one_client_as_the_paper_does_and_all_of_them(tmp_path: P
     assert row(table, "fedfq@512")[:5] == ["1", "0.5", "1.00", "–", "80.0×"]
     target, choice = table.parts[0].above
     assert target == "Target: 0.9 times fedavg's best with the same seed: 72.00%. The paper's: 75%."
-    assert choice == "fedfq is fedfq@512 here, chosen on validation runs with seed 7."
+    assert choice == "Ours is fedfq@512 here, chosen on validation runs with seed 7."
     assert table.parts[0].target == pytest.approx(0.72)
 
 

@@ -123,7 +123,7 @@ class Worker:
         """Right answers and summed loss on one chunk of the test examples."""
         load(self.model, self.theta)
         chunk = _Chunk(self.data.test, start)
-        accuracy, loss = evaluate(self.model, self.task, chunk, TEST_CHUNK)
+        accuracy, loss = evaluate(self.model, self.task, chunk)
         return accuracy * len(chunk), loss * len(chunk), len(chunk)
 
 

@@ -271,7 +271,8 @@ _IN_TARGETS: dict[str, Any] = {
 
 TARGETS = (
     Column(
-        *("simplecnn-iid", "SimpleCNN, IID"),
+        "simplecnn-iid",
+        "SimpleCNN, IID",
         _TARGETS_CNN | {"split": "iid", "local_epochs": 5, "lr": 0.15, "rounds": 90, "eval_every": 5},
         target=0.75,
         rows=TARGET_ROWS,
@@ -279,14 +280,16 @@ TARGETS = (
         **SIMPLECNN_IID,
     ),
     Column(
-        *("simplecnn-one-class", "SimpleCNN, one class"),
+        "simplecnn-one-class",
+        "SimpleCNN, one class",
         _TARGETS_CNN | _ONE_CLASS | {"rounds": 1500, "eval_every": 50},
         rows=SHORT_TARGET_ROWS,
         **_IN_TARGETS,
         **SIMPLECNN_ONE_CLASS,
     ),
     Column(
-        *("lstm-natural", "LSTM, natural"),
+        "lstm-natural",
+        "LSTM, natural",
         _TARGETS | {"task": "shakespeare-lstm", "split": "natural", "local_steps": 10, "rounds": 600, "eval_every": 20},
         rows=SHORT_TARGET_ROWS,
         **_IN_TARGETS,

@@ -127,8 +127,8 @@ def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
         "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients per round), "
         f"and of all clients. {SEVERAL}",
         f"Fewer: {FEDAVG}'s bytes over the method's. Wire and claimed: as in Table 1, over the whole run.",
-        "@N is a ratio of N. Methods without one have their defaults: stc sends one entry in 400. Of ours, one ratio per "
-        "column is compared with the others, and it is named there. No other method was tuned.",
+        "@N is a ratio of N. Methods without one have their defaults: stc sends one entry in 400. Of ours, one ratio "
+        "per column is compared with the others, and it is named there. No other method was tuned.",
     )
     parts = tuple(_uplinks(column, found) for column in columns)
     return Table("Table 2", "uplink to the target accuracy", titles, parts, notes)

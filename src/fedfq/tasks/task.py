@@ -98,7 +98,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, task: Task, examples: Examples, batch_size: int = 100) -> tuple[float, float]:
+def evaluate(model: nn.Module, task: Task, examples: Examples, batch_size: int = 200) -> tuple[float, float]:
     """Accuracy and mean loss."""
     was_training = model.training
     model.eval()

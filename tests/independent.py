@@ -23,8 +23,7 @@ def decode(payload: bytes, like: Arrays | None = None, drift: Arrays | None = No
     reader = Reader(payload)
     start, flags, checksum = struct.unpack("<3sBI", reader.take(8))
     assert start == b"FQ\1" and flags < 32 and checksum == zlib.crc32(payload[:4] + payload[8:])
-    gain = reader.scale() if flags & 4 else 1.0
-    basis = reader.take(8) if flags & 8 else None
+    gain, basis = reader.scale() if flags & 4 else 1.0, reader.take(8) if flags & 8 else None
     layout = reader.layout(bool(flags & 1), like)
     moves = read_basis(layout, drift or {}, basis) if basis else {}
     unit, shifts = math.nan, np.zeros(16)
@@ -172,8 +171,8 @@ def varint(value: int) -> bytes:
 
 
 def layout_digest(layout: list[Tensor]) -> bytes:
-    parts = [[varint(len(t.name)), t.name, bytes([len(t.shape)]), *map(varint, t.shape)] for t in sorted(layout)]
-    return hashlib.blake2b(b"".join(itertools.chain(*parts)), digest_size=8).digest()
+    rows = sorted((t.name, bytes([t.floating, len(t.shape), *b"".join(map(varint, t.shape))])) for t in layout)
+    return hashlib.blake2b(b"".join(varint(len(n)) + n + rest for n, rest in rows), digest_size=8).digest()
 
 
 @dataclass
@@ -196,9 +195,10 @@ class Sections:
         if kind > 3:
             return self.factors(body, tensor, kind) if tensor.floating else body.integers(tensor.size, kind == 5)
         scales = [body.scale(or_zero=kind == 3) for _ in range((0, 1, 3)[kind - 1])]
+        offset = struct.unpack("b", body.take(1))[0] if kind == 2 else 0
         levels, contexts = body.tiles(tensor.shape)
-        if kind in (1, 2):
-            return self.plain(levels, contexts) if kind == 1 else rounded(levels * scales[0])
+        if kind < 3:
+            return self.plain(levels, contexts) if kind == 1 else rounded((levels + offset) * scales[0])
         widths = zip(scales, (2, 8, 128), strict=True)
         values = [0.0, *((self.gain * scale) * (level / n) for scale, n in widths for level in range(1, n + 1))]
         return rounded(np.sign(levels) * np.array(values)[np.abs(levels)])
@@ -212,14 +212,15 @@ class Sections:
         """The tensors that share sections, by name."""
         floats, whole = [t for t in tensors if t.floating], [t for t in tensors if not t.floating]
         deflated = self.reader.behind_length()
-        exponents = Reader(deflated).inflate(len(floats)) if deflated else bytes(len(floats))
-        steps = {t.name: 2.0 ** (b - 140) for t, b in zip(floats, exponents, strict=True) if b}
+        both = np.frombuffer(Reader(deflated).inflate(2 * len(floats)) if deflated else bytes(2 * len(floats)), np.int8)
+        every = list(zip(floats, both[: len(floats)].view(np.uint8), both[len(floats) :], strict=True))
+        assert all(b or not offset for _, b, offset in every), "an offset without a step"
+        steps = {t.name: (2.0 ** (int(b) - 143), offset) for t, b, offset in every if b}
         values = self.joined([t for t in floats if t.name not in steps])
         if steps:
             levels = replace(self, unit=1.0, shifts=np.zeros(16)).joined([t for t in floats if t.name in steps])
-            values |= {name: rounded(levels[name].astype(np.float64) * step) for name, step in steps.items()}
-        deflated, size = self.reader.behind_length(), 8 * sum(t.size for t in whole)
-        numbers = split(np.frombuffer(Reader(deflated).inflate(size) if deflated else bytes(size), "<i8"), whole)
+            values |= {name: rounded((levels[name].astype(np.float64) + o) * s) for name, (s, o) in steps.items()}
+        numbers = split(self.section(Tensor(b"", (sum(t.size for t in whole),), DTYPES[8])).astype("<i8"), whole)
         return values | {t.name: numbers[t.name].view("<u8" if t.dtype == np.uint64 else "<i8") for t in whole}
 
     def joined(self, tensors: list[Tensor]) -> dict[bytes, Array]:
@@ -388,8 +389,7 @@ def power(x: float, n: int) -> float:
 def initial_table(kind: str, context: int) -> Table:
     """Of magnitudes, or of the ones in patterns of groups, of blocks in sparse groups and of other blocks."""
     half_octaves = (min(context + 6, 59) if kind == "group" else context) - 22
-    m = power(math.sqrt(2.0 if half_octaves >= 0 else 0.5), abs(half_octaves))
-    p = m / (1 + m)
+    p = (m := power(math.sqrt(2.0 if half_octaves >= 0 else 0.5), abs(half_octaves))) / (1 + m)
     if kind == "level":
         q = max(0.2, p)
         firsts = [*range(8), *(2**e + half * 2 ** (e - 1) for e in range(3, 17) for half in (0, 1)), 2**17]

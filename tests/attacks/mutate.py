@@ -85,12 +85,13 @@ def small_tiles() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class SmallParts:
-    """What small tensors share, in its pieces. Both streams are those before compression; nothing has the length 0."""
+    """What small tensors share, in its pieces. `steps` is the stream before compression: steps, then offsets; nothing
+    has the length 0."""
 
     steps: bytes = b""
     common: tuple[int, Body] = (ZERO, b"")
     own: tuple[int, Body] | None = None
-    integers: bytes = b""
+    integers: tuple[int, Body] = (ZERO, b"")
 
 
 @dataclass(frozen=True)
@@ -142,12 +143,12 @@ def join_tiles(tiles: list[bytes]) -> bytes:
 
 
 def head(kind: int) -> str:
-    """The pieces before a section's plain tiles: scales (s), a step (f), numbers (n), and tiles with a length each (t).
+    """The pieces before a section's plain tiles: scales (s), step and offset (o), numbers (n), tiles with a length (t).
 
     Factors are the rank, V and A; a side in known directions is their number, their tile and that of the rest.
     """
     if kind not in FACTORED:
-        return {WIDTHS: "s", OWN_STEP: "f"}.get(kind, "")
+        return {WIDTHS: "s", OWN_STEP: "o"}.get(kind, "")
     return "n" + "".join("ntt" if kind & known else "t" for known in (RIGHT_KNOWN, LEFT_KNOWN))
 
 
@@ -168,11 +169,11 @@ def packed_stream(data: bytes) -> bytes:
     return varint(len(stream)) + stream
 
 
-def join_small(small: SmallParts, *, steps: bytes | None = None, integers: bytes | None = None) -> bytes:
-    """What small tensors share. `steps` and `integers` replace the compressed streams, length and all."""
+def join_small(small: SmallParts, *, steps: bytes | None = None) -> bytes:
+    """What small tensors share. `steps` replaces the compressed stream, length and all."""
     first = packed_stream(small.steps) if steps is None else steps
-    last = packed_stream(small.integers) if integers is None else integers
-    return first + section(*small.common) + (b"" if small.own is None else section(*small.own)) + last
+    own = b"" if small.own is None else section(*small.own)
+    return first + section(*small.common) + own + section(*small.integers)
 
 
 def assemble(parts: Parts, *, packed: bytes | None = None, small: bytes | None = None, tail: bytes = b"") -> bytes:
@@ -230,10 +231,9 @@ def _take_small(reader: ByteReader, tensors: list[Array]) -> SmallParts:
         reader, small_shape(size for size, byte in zip(sizes, steps or bytes(len(sizes))) if not byte)
     )
     own = None
-    if any(steps):
+    if any(steps[: len(sizes)]):
         own = _take_section(reader, small_shape(size for size, byte in zip(sizes, steps) if byte))
-    stream = reader.take(reader.varint())
-    return SmallParts(steps, common, own, zlib.decompress(stream, -15) if stream else b"")
+    return SmallParts(steps, common, own, _take_section(reader, ()))
 
 
 def small_shape(sizes: Iterable[int]) -> tuple[int, int]:
@@ -263,7 +263,7 @@ def _split_tiles(body: bytes, kind: int, number: int) -> list[bytes]:
         if what == "n":
             result.append(varint(reader.varint()))
         else:
-            result.append(bytes(reader.take({"s": 12, "f": 4}[what] if what in "sf" else reader.varint())))
+            result.append(bytes(reader.take({"s": 12, "o": 5}[what] if what in "so" else reader.varint())))
     if kind in FACTORED and not kind & AND_PLAIN:
         return result
     result += [bytes(reader.take(reader.varint())) for _ in range(number - 1)]
@@ -469,7 +469,7 @@ def _brink(rng: np.random.Generator) -> Iterator[Entry]:
     for kind in (PLAIN, OWN_STEP, *FACTORED):
         right = [*inside, side] if kind & RIGHT_KNOWN else [side]
         left = [*inside, b""] if kind & LEFT_KNOWN else [side]
-        body = [b"\1", *right, *left] if kind in FACTORED else [struct.pack("<f", FLOAT32_MAX)] * (kind == OWN_STEP)
+        body = [b"\1", *right, *left] if kind in FACTORED else [struct.pack("<fb", FLOAT32_MAX, 0)] * (kind == OWN_STEP)
         flags, known = (HAS_BASIS, basis) if kind in FACTORED and kind & KNOWN else (0, None)
         parts = Parts(
             HAS_STEP | flags,
@@ -517,7 +517,8 @@ def _wild_entries(noise: random.Random, number: int) -> Iterator[Entry]:
             left = _wild_side(kind & LEFT_KNOWN, shape[0], rank, held, noise)
             body = [varint(rank), *right, *left, *(body if kind & AND_PLAIN else [])]
         elif noise.random() < 0.2:
-            kind, body = OWN_STEP, [struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX))), *body]
+            own = noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)), noise.choice((0, 1, -1, 127, -128))
+            kind, body = OWN_STEP, [struct.pack("<fb", *own), *body]
         elif noise.random() < 0.25:
             scales = struct.pack("<3f", *noise.choices((0.0, 1e-45, 1.0, FLOAT32_MAX), k=3))
             kind, body = WIDTHS, [scales, _wild_body(tile, noise, base=-128)]  # small levels, mostly
@@ -546,7 +547,9 @@ def _wild_small(noise: random.Random, number: int) -> Iterator[Entry]:
             tiles = cut_into_tiles(small_shape(sizes))
             zero = not sizes or noise.random() < 0.1
             sections.append((ZERO, b"") if zero else (PLAIN, [_wild_body(tile, noise) for tile in tiles]))
-        small = SmallParts(steps, sections[0], sections[1] if any(steps) else None, noise.randbytes(24))
+        offsets = bytes(noise.choice((0, 1, 127, 128, 255)) if byte else 0 for byte in steps)
+        numbers = INTEGER, bytes([DTYPES.index("int64")]) + noise.randbytes(24)
+        small = SmallParts(steps + offsets, sections[0], sections[1] if any(steps) else None, numbers)
         step = step_bytes(noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)), 0, 15, noise.randbytes(16))
         gain = struct.pack("<f", noise.choice((1.0, 1e-45, 1e30, FLOAT32_MAX)))
         flags = HAS_STEP | HAS_GAIN | SHARES_SMALL
@@ -807,12 +810,13 @@ def step_of_section(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     at, places, body = found
     tiles = [body[k] for k in places]
     step = struct.pack("<f", _any_float(noise)) if noise.random() < 0.8 else noise.randbytes(4)
+    step += bytes([noise.choice((0, 0, 1, 127, 128, 255))])
     ways: list[tuple[int, Body]] = [
         (OWN_STEP, [step, *tiles]),
-        (OWN_STEP, [step[: noise.randrange(4)], *tiles]),
+        (OWN_STEP, [step[: noise.randrange(5)], *tiles]),
         (OWN_STEP, step),
         (OWN_STEP, tiles),
-        (WIDTHS, [3 * step, *tiles]),
+        (WIDTHS, [3 * step[:4], *tiles]),
         (PLAIN, tiles),
         (PLAIN, [step, *tiles]),
     ]
@@ -828,8 +832,10 @@ def _small_of(parts: Parts, other: Parts) -> tuple[Parts, SmallParts]:
 def steps_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """The steps of small tensors: all or none of their own, too few, too many, any bytes, a bomb, a damaged stream."""
     parts, small = _small_of(parts, other)
-    steps = small.steps or bytes(noise.randrange(1, 9))
+    steps = small.steps or bytes(2 * noise.randrange(1, 9))
+    half = len(steps) // 2
     ways = (
+        *(steps[:half] + b"\x7f" * half, steps[:half] + b"\x80" * half, bytes(half) + steps[half:], steps[:half]),
         *(b"", bytes(len(steps)), b"\xff" * len(steps), b"\1" * len(steps), steps[:-1], steps + b"\0", steps + b"\1"),
         bytes(noise.choice((0, byte, 1, 140, 255)) for byte in steps),
         noise.randbytes(len(steps)),
@@ -876,7 +882,7 @@ def padding_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """Both sections made anew from random levels, which may fill the last row behind the last tensor."""
     parts, small = _small_of(parts, other)
     sizes = [] if parts.flags & LAYOUT_IS_DIGEST else _small_sizes(parts.table)
-    steps = small.steps if len(small.steps) == len(sizes) else bytes(len(sizes))
+    steps = small.steps[: len(sizes)] if len(small.steps) == 2 * len(sizes) else bytes(len(sizes))
     made: list[tuple[int, Body]] = []
     for own in (False, True):
         size = sum(size for size, byte in zip(sizes, steps) if bool(byte) == own)
@@ -899,9 +905,14 @@ def _small_sizes(table: bytes) -> list[int]:
 
 
 def integers_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes:
-    """The block of small integers: out of range, too few, too many, none, any bytes, a bomb, a damaged stream."""
+    """The section of small integers: out of range, too few, too many, none, any bytes or dtype, damaged, of others."""
     parts, small = _small_of(parts, other)
-    block = small.integers or bytes(8 * noise.randrange(9))
+    block = bytes(8 * noise.randrange(9))
+    if small.integers[0] in (INTEGER, INTEGER_DEFLATED):
+        assert isinstance(small.integers[1], bytes)
+        raw = small.integers[1][1:] if small.integers[0] == INTEGER else zlib.decompress(small.integers[1][1:], -15)
+        stored = np.frombuffer(raw, np.dtype(DTYPES[small.integers[1][0]]))
+        block = stored.astype("<i8").tobytes()
     extreme = (-(1 << 63), -(1 << 31) - 1, -32769, -129, -1, 0, 1, 2, 127, 128, 255, 256, 1 << 32, (1 << 63) - 1)
     words = np.frombuffer(block, "<i8").copy()
     if words.size:
@@ -912,9 +923,13 @@ def integers_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes
         np.array(noise.choices((0, 1), k=words.size), "<i8").tobytes(),
         *(b"", block[:-1], block[:-8], block + b"\0", block + bytes(8), noise.randbytes(len(block))),
     )
-    if noise.random() < 0.7:
-        return assemble(replace(parts, small=replace(small, integers=noise.choice(ways))))
-    return assemble(parts, small=join_small(small, integers=_damaged_stream(small.integers, noise)))
+    data, code = noise.choice(ways), bytes([noise.choice((8, 8, 8, 8, *range(len(DTYPES)), 255))])
+    sections: tuple[tuple[int, Body], ...] = (
+        *((INTEGER, code + data), (INTEGER_DEFLATED, code + deflated(data)), (ZERO, b"")),
+        *((INTEGER_DEFLATED, code + data), (INTEGER_DEFLATED, code + deflated(data)[:-1]), (INTEGER, b"")),
+        *((INTEGER_DEFLATED, code + deflated(bytes(1 << 20))), (noise.choice((*range(8), 16, 255)), code + data)),
+    )
+    return assemble(replace(parts, small=replace(small, integers=noise.choice(sections))))
 
 
 def known_directions(parts: Parts, other: Parts, noise: random.Random) -> bytes:

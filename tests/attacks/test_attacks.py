@@ -72,7 +72,7 @@ MODEL = {name: np.zeros_like(array) for name, array in UPDATE.items()}
 
 def encode_one_by_one(update: dict[str, Array]) -> bytes:
     """A payload with a section for every tensor."""
-    with mock.patch("fedfq.codec.codec.SHARED_FROM", 1 << 20):
+    with mock.patch("fedfq.codec.encoder.frame.SHARED_FROM", 1 << 20):
         return fedfq.encode(update, step=0.1, basis="identity")
 
 
@@ -441,15 +441,26 @@ def test_integers_in_a_tensor_of_floats(kind: int) -> None:
 
 @pytest.mark.parametrize("step", [0.0, -0.0, -1.0, np.nan, np.inf, -np.inf])
 def test_a_step_of_its_own_that_is_none(step: float) -> None:
-    refused(one((3,), OWN_STEP, [struct.pack("<f", step), tile_of(np.ones((1, 3)))]), "malformed", "a step of")
+    refused(one((3,), OWN_STEP, [struct.pack("<fb", step, 0), tile_of(np.ones((1, 3)))]), "malformed", "a step of")
 
 
 def test_half_a_step_of_its_own() -> None:
     refused(one((3,), OWN_STEP, b"123"), "truncated")
+    refused(one((3,), OWN_STEP, struct.pack("<f", 1.0)), "truncated")  # no offset
+
+
+@pytest.mark.parametrize("offset", [-128, 127])
+@pytest.mark.parametrize("step", [1e-45, 1.0, FLOAT32_MAX])
+def test_the_largest_offsets_of_levels_give_finite_values(offset: int, step: float) -> None:
+    tile = tile_of(np.array([[1 << 17, -(1 << 17), 0]]))
+    decoded = fedfq.decode(one((3,), OWN_STEP, [struct.pack("<fb", step, offset), tile]))["w"]
+    assert np.isfinite(decoded).all() and decoded[2] == np.clip(
+        offset * float(np.float32(step)), -FLOAT32_MAX, FLOAT32_MAX
+    )
 
 
 def test_a_step_of_its_own_beyond_the_models_float16_is_clipped() -> None:
-    payload = one((2,), OWN_STEP, [struct.pack("<f", FLOAT32_MAX), tile_of(np.array([[1, -7]]))])
+    payload = one((2,), OWN_STEP, [struct.pack("<fb", FLOAT32_MAX, 0), tile_of(np.array([[1, -7]]))])
     assert fedfq.decode(payload, like={"w": np.zeros(2, np.float16)})["w"].tolist() == [65504, -65504]
     assert fedfq.decode(payload)["w"].tolist() == [np.float32(FLOAT32_MAX), -np.float32(FLOAT32_MAX)]
 
@@ -471,8 +482,13 @@ def row(*levels: int) -> tuple[int, Body]:
     return PLAIN, [tile_of(np.array([[*levels, *[0] * (32 - len(levels))]]))]
 
 
-WORDS = np.array([1, -2, 3], "<i8").tobytes()
-SHARED = SmallParts(b"\0\x8d", row(1, 0, -1), row(0, 3, 0), WORDS)  # 0x8d: a step of 2
+def words(*values: int) -> tuple[int, Body]:
+    """A section of integers as int64."""
+    return INTEGER, bytes([DTYPES.index("int64")]) + np.array(values, "<i8").tobytes()
+
+
+# 0x90: a step of 2; 0xff: an offset of -1
+SHARED = SmallParts(b"\0\x90\0\xff", row(1, 0, -1), row(1, 4, 1), words(1, -2, 3))
 
 
 def test_small_tensors_that_share_are_decoded() -> None:
@@ -484,7 +500,7 @@ def test_small_tensors_that_share_are_decoded() -> None:
     }
 
 
-@pytest.mark.parametrize("steps", [b"\0", b"\0\x8d\0", bytes(1 << 20)], ids=["few", "many", "a bomb"])
+@pytest.mark.parametrize("steps", [b"\0\x90", b"\0\x90\0\0\0", bytes(1 << 20)], ids=["few", "many", "a bomb"])
 def test_steps_of_small_tensors_of_the_wrong_number(steps: bytes) -> None:
     with at_most(MIB):
         refused(sharing(replace(SHARED, steps=steps)), "malformed", "steps of small tensors")
@@ -495,17 +511,26 @@ def test_steps_of_small_tensors_that_are_no_stream() -> None:
 
 
 def test_a_section_for_steps_that_no_small_tensor_has() -> None:
-    refused(sharing(replace(SHARED, steps=b"\0\0", common=row(1))), "malformed")
+    refused(sharing(replace(SHARED, steps=bytes(4), common=row(1))), "malformed")
+
+
+def test_an_offset_of_a_small_tensor_without_a_step_of_its_own() -> None:
+    refused(sharing(replace(SHARED, steps=b"\0\x90\1\0")), "malformed", "an offset of a small tensor without")
 
 
 def test_no_section_for_steps_that_small_tensors_have() -> None:
-    refused(sharing(replace(SHARED, own=None)), "truncated")
+    refused(sharing(replace(SHARED, own=None)), "malformed", "cannot share")
 
 
 @pytest.mark.parametrize("place", ["common", "own"])
 @pytest.mark.parametrize("kind", [OWN_STEP, WIDTHS, INTEGER, INTEGER_DEFLATED, *range(16, 24)])
 def test_small_tensors_share_a_section_of_a_kind_that_they_cannot(place: str, kind: int) -> None:
-    refused(sharing(replace(SHARED, **{place: (kind, b"abc")})), "malformed", "neither zero nor plain")
+    refused(sharing(replace(SHARED, **{place: (kind, b"abc")})), "malformed", "cannot share")
+
+
+@pytest.mark.parametrize("kind", [PLAIN, OWN_STEP, WIDTHS, *range(16, 24)])
+def test_small_integers_in_a_section_that_is_not_of_integers(kind: int) -> None:
+    refused(sharing(replace(SHARED, integers=(kind, b"abc"))), "malformed", "cannot share")
 
 
 @pytest.mark.parametrize("kind", [6, 15, 24, 255])
@@ -526,24 +551,24 @@ def test_entries_behind_the_last_small_tensor(place: str) -> None:
 
 @pytest.mark.parametrize("byte", [1, 255])
 def test_the_smallest_and_the_largest_step_of_a_small_tensor(byte: int) -> None:
-    payload = sharing(replace(SHARED, steps=bytes([byte, byte]), common=(ZERO, b""), own=row(1 << 17, 0, 0, -1)))
+    steps = bytes([byte, byte, 127, 128])
+    payload = sharing(replace(SHARED, steps=steps, common=(ZERO, b""), own=row(1 << 17, 0, 0, -1)))
     assert all(np.isfinite(array).all() for array in fedfq.decode(payload).values())
 
 
 @pytest.mark.parametrize("size", [0, 8, 23, 25, 32, 1 << 20])
 def test_small_integers_of_the_wrong_number(size: int) -> None:
-    block = deflated(b"\1" * size)
-    payload = sharing(join_small(SHARED, integers=varint(len(block)) + block))
-    with at_most(MIB // 4):
-        refused(payload, "malformed", "small integers")
+    code = bytes([DTYPES.index("int64")])
+    for section in ((INTEGER, code + bytes(min(size, 99))), (INTEGER_DEFLATED, code + deflated(b"\1" * size))):
+        with at_most(MIB // 2):
+            refused(sharing(replace(SHARED, integers=section)), "malformed", "small integers")
 
 
 @pytest.mark.parametrize(
     ("dtype", "word"), [("int8", 128), ("int8", -129), ("uint16", -1), ("int32", 1 << 40), ("bool", 2)]
 )
 def test_small_integers_that_their_dtype_lacks(dtype: str, word: int) -> None:
-    words = np.array([0, word, 1], "<i8").tobytes()
-    refused(sharing(replace(SHARED, integers=words), dtype=dtype), "layout", "not of")
+    refused(sharing(replace(SHARED, integers=words(0, word, 1)), dtype=dtype), "layout", "not of")
 
 
 def test_a_few_bytes_that_claim_a_gigabyte() -> None:
@@ -1137,7 +1162,7 @@ def test_a_refused_payload_leaves_no_trace() -> None:
 
 def test_the_mean_of_the_largest_floats_is_finite() -> None:
     """Neither their sum nor rounding up in the division makes an infinity, nor a warning halfway through a payload."""
-    largest = [struct.pack("<f", FLOAT32_MAX), tile_of(np.full((1, 3), 2))]
+    largest = [struct.pack("<fb", FLOAT32_MAX, 0), tile_of(np.full((1, 3), 2))]
     tile = fedfq.encode({"b": np.ones(3, np.float32)}, step=1.0, basis="identity")
     body = take_apart(tile, {"b": np.zeros(3)}).sections[0][1]
     table = entry("a", "float32", 3) + entry("b", "float32", 3)

@@ -100,8 +100,9 @@ class Broken:
         (WithArray(np.array(["a"])), "tensor 'w' has dtype"),
         (WithDLPack(torch.zeros(3, dtype=torch.bfloat16)), "tensor 'w', a WithDLPack, cannot be read as an array"),
         (np.ma.masked_array(np.zeros(3), [0, 1, 0]), "tensor 'w' must be an array"),
-        ([1.0], "tensor 'w' must be an array or a dense torch tensor, got list"),
-        (WithArray, "tensor 'w' must be an array or a dense torch tensor, got type"),
+        ([1.0], "tensor 'w' must be an array or a dense torch tensor with data, got list"),
+        (WithArray, "tensor 'w' must be an array or a dense torch tensor with data, got type"),
+        ({"kernel": np.zeros(3)}, "give its tensors one by one, as 'w/...'"),
     ],
 )
 def test_what_cannot_be_read(value: Any, message: str) -> None:
@@ -128,3 +129,8 @@ def test_torch_is_not_imported_for_numpy_arrays() -> None:
         "assert isinstance(mean.mean()['w'], np.ndarray) and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_tensor_without_data_is_named_for_what_it_is() -> None:
+    with pytest.raises(TypeError, match=r"got a torch tensor \(torch.strided, meta\)"):
+        read({"w": torch.zeros(3, device="meta")})

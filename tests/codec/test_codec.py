@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fedfq
-from fedfq import BudgetError, Codec, decode, encode, inspect
+from fedfq import BudgetError, Codec, PayloadError, decode, encode, inspect
 from fedfq.codec.encoder.allocate import cgsa, exact, objective
 from tests.updates import DISTRIBUTIONS, Array, assert_identical, draw, low_rank, network, nmse, raw_size, scaled
 
@@ -401,12 +401,34 @@ def test_tensors_are_kept_by_the_users_patterns() -> None:
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_statistics_that_do_not_fit_are_left_out(allocator: Any) -> None:
-    """Before the weights are: a payload of weights without statistics is of use, and one of statistics alone is not."""
+def test_statistics_that_do_not_fit_leave_half_of_the_room_to_the_weights(allocator: Any) -> None:
+    """As many as fit are sent: of no use to the others, but to their own layers."""
     update = {f"{k}.running_mean": draw("normal", (300,)) for k in range(30)}
     update |= {"bias": draw("normal", (20,)), "w": 10 * np.outer(draw("normal", (100,)), draw("normal", (90,)))}
-    decoded = decode(encode(update, max_bytes=330, allocator=allocator))
-    assert decoded["w"].any() and not any(decoded[name].any() for name in update if "running" in name)
+    decoded = decode(encode(update, max_bytes=400, allocator=allocator))
+    sent = sum(bool(decoded[name].any()) for name in update if "running" in name)
+    assert decoded["w"].any() and 0 < sent < 30
+
+
+def test_what_the_weights_leave_is_for_the_statistics() -> None:
+    update = {"w": np.ones(1, np.float32), "running_mean": draw("normal", (1000,)), "x": np.zeros(50, np.float32)}
+    payload = encode(update, max_bytes=700)
+    assert len(payload) > 500 and nmse(update, decode(payload)) < 0.01
+
+
+@pytest.mark.parametrize("layout", ["full", "digest"])
+def test_floats_are_not_taken_for_integers(layout: Any) -> None:
+    """Small tensors share sections, so the entries of one would land in another."""
+    payload = encode({"n": np.zeros(3, np.int64), "w": np.array([1.0, 2, 3], np.float32)}, max_bytes=300, layout=layout)
+    with pytest.raises(PayloadError) as caught:
+        decode(payload, like={"n": np.zeros(3, np.float32), "w": np.zeros(3, np.float32)})
+    assert caught.value.reason == "layout" and ("tensor 'n' is of int64" in str(caught.value) or layout == "digest")
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-320, 1.4e-45, 5e-43, 1e-40])
+def test_the_smallest_statistics_are_sent_as_they_are_or_as_zeros(value: float) -> None:
+    decoded = decode(encode({"bn.running_mean": np.array([value]), "w": np.ones(3, np.float32)}, max_bytes=300))
+    assert decoded["bn.running_mean"][0] in (0.0, pytest.approx(value, rel=0.4))
 
 
 def test_statistics_alone_have_the_whole_budget() -> None:

@@ -77,6 +77,26 @@ def flower(
     _write(result, out)
 
 
+@app.command()
+def residuals(
+    task: Annotated[str, typer.Option(help="What is trained, IID.")] = "cifar10-simplecnn",
+    precision: Annotated[str, typer.Option(help="Of what clients' layers compute: float32 or bfloat16.")] = "float32",
+    workers: Annotated[int, typer.Option(help="Processes that train clients.", min=1)] = 2,
+    data_dir: DataDir = None,
+    out: Annotated[Path | None, typer.Option(help="Write OUT.json and the figure OUT.svg.")] = None,
+) -> None:
+    """Measure what updates lose on the way, and how much of it all clients lose alike.
+
+    Thirty rounds of FedAvg with 10 local steps and with 5 local epochs: about ten minutes on two cores.
+    """
+    from fedfq.bench import residuals as benchmark
+
+    result = benchmark.run(data_dir, task, workers, precision, _say)
+    _show(result, benchmark.TITLES)
+    if out is not None:
+        benchmark.write(result, out)
+
+
 def _write(result: dict[str, Any], out: Path | None) -> None:
     from fedfq.files import write_bytes
 

@@ -267,7 +267,7 @@ def _tabulate(report: fedfq.Report) -> Table:
 
     def format_sizes(item: fedfq.Report | fedfq.TensorReport) -> list[str]:
         share, bits = item.bytes / report.bytes, item.bits_per_parameter
-        if isinstance(item, fedfq.TensorReport) and item.kind == "small":
+        if isinstance(item, fedfq.TensorReport) and item.is_small:
             return [""] * 4
         return [f"{item.bytes:,}", f"{share:.1%}", f"{bits:.3f}", f"{item.nonzeros:,}"]
 

@@ -6,6 +6,7 @@ PyTorch is never imported here before the caller has done so.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -38,7 +39,10 @@ def as_numpy(name: str, value: Any) -> Array:
                 return np.asarray(value.detach().cpu().float().numpy())
     elif is_foreign(value):
         return _foreign_as_numpy(name, value)
-    raise TypeError(f"tensor {name!r} must be an array or a dense torch tensor, got {type(value).__name__}")
+    if isinstance(value, Mapping):
+        raise TypeError(f"tensor {name!r} is a mapping: give its tensors one by one, as '{name}/...', not nested")
+    what = f"a torch tensor ({value.layout}, {value.device})" if is_torch(value) else type(value).__name__
+    raise TypeError(f"tensor {name!r} must be an array or a dense torch tensor with data, got {what}")
 
 
 def _foreign_as_numpy(name: str, value: Any) -> Array:

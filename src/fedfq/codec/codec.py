@@ -12,14 +12,14 @@ import numpy as np
 from fedfq.types import Array
 
 from .decode import PIECE_ENTRIES, decode_parsed, parse
-from .encoder.own_steps import DEFAULT_FINENESS, FINENESS, choose_step, code, finest_step
+from .encoder.frame import Frame
+from .encoder.own_steps import DEFAULT_FINENESS, Statistics, finest_step
 from .encoder.request import Request
 from .encoder.waterfill import Waterfill
 from .encoder.widths import Widths
 from .errors import BudgetError
 from .format.container import Container, Encoding
 from .format.layout import Spec, raw_bytes
-from .format.small import is_small
 from .kernels import U, kernel
 from .parallel import Spread, check_threads, with_workers
 from .ratio import DEFAULT_RATIO, check_ratio
@@ -30,9 +30,8 @@ Gain = Literal["none", "norm", "full"]
 GAINS = ("none", "norm", "full")
 KEEP = (  # statistics of normalisation layers, as PyTorch, Keras, Flax and Haiku name them
     *("*running_mean", "*running_var", "*moving_mean*", "*moving_var*"),
-    *("*batch_stats*mean", "*batch_stats*var", "*mean_ema*", "*var_ema*"),
+    *("*batch_stats*mean*", "*batch_stats*var*", "*mean_ema*", "*var_ema*"),
 )
-SHARED_FROM = 2  # small tensors; one alone has a section of its own
 MUST_FILL = 0.9  # of the budget: where the common step cannot, tensors of the largest range get one of their own
 WIDEST_RANGE = 256.0  # between the largest entries of tensors that are given a step of their own together
 TOO_LARGE = 1 << 63  # no budget or ratio is so large
@@ -71,9 +70,11 @@ class Codec:
                the shrinking of a dead zone, for a larger error; "norm": so that ||decoded|| = ||h||, about half of that
     layout     "full" puts names and shapes into the payload, "digest" 8 bytes that stand for them: decoding then needs
                `like=`
-    keep       name patterns (as of `fnmatch`) of statistics: tensors that are quantised each relative to its own size,
-               by 1/32 of its root mean square or, where all would take more than a third of the budget, coarser.
-               Where a name has "var", a fall is never overstated: variances stay above zero
+    keep       name patterns (as of `fnmatch`) of statistics; they replace the default ones, which are the names of
+               normalisation layers in PyTorch, Keras, Flax and Haiku. Each such tensor is quantised relative to its own
+               root mean square, as finely as a share of the budget allows (a fifth, or up to half where they would be
+               coarse; more if the weights leave some). Where a name has "var", a fall is never overstated, so that
+               variances stay above zero
     threads    tiles are coded in so many threads; the bytes do not depend on it
 
     Raises `ValueError` or `TypeError` for options that do not fit together.
@@ -209,14 +210,56 @@ class Codec:
         floats = [tensor for tensor in tensors if tensor.kind != EXACT]
         peaks = dict(zip((tensor.spec.name for tensor in floats), spread(Tensor.peak, floats)))
         budget = self._budget([tensor.spec for tensor in tensors])
-        steps, container = self._settle_statistics(tensors, budget, shared_basis)
+        frame = Frame(
+            tensors,
+            as_digest=self.layout == "digest",
+            with_gain=self.gain != "none",
+            basis=None if shared_basis is None else shared_basis.digest,
+            may_share=self.allocator == "waterfill",
+        )
+        if budget is not None and budget < frame.bare.minimum:
+            raise BudgetError(budget, frame.bare.minimum, raw_bytes(frame.layout))
+        kept = [tensor for tensor in floats if tensor.kind == KEPT and peaks[tensor.spec.name] > 0.0]
+        statistics = Statistics(kept) if kept else None
+
+        def encode(steps: dict[str, float], container: Container) -> Encoded:
+            return self._encode_common(frame, container, steps, floats, peaks, budget, seed, shared_basis, spread)
+
+        if statistics is None:
+            return encode({}, frame.bare)
+        if budget is None:
+            steps = statistics.choose(DEFAULT_FINENESS, math.inf if self.step is None else self.step)
+            return encode(steps, frame.make_container(steps))
+        room = budget - frame.bare.minimum
+        encoded = encode(*frame.fit_statistics(statistics, room, shared=True))
+        size = encoded.container.size(encoded.encoding)
+        if size > MUST_FILL * budget:
+            return encoded
+        # what the weights did not need is for the statistics
+        room = encoded.container.minimum - frame.bare.minimum + budget - size
+        return encode(*frame.fit_statistics(statistics, room, shared=False))
+
+    def _encode_common(
+        self,
+        frame: Frame,
+        container: Container,
+        steps: dict[str, float],
+        floats: list[Tensor],
+        peaks: Mapping[str, float],
+        budget: int | None,
+        seed: int,
+        shared_basis: SharedBasis | None,
+        spread: Spread,
+    ) -> Encoded:
+        """The tensors without a step of their own, with the common one; those of the largest range get their own where
+        they hold it back."""
         while True:
             common = [tensor for tensor in floats if tensor.kind == QUANTIZED and tensor.spec.name not in steps]
             peak = max((peaks[tensor.spec.name] for tensor in common), default=0.0)
             if peak == 0.0:
                 return Encoded(container, Encoding(), common)
             request = Request(
-                tensors=common if container.small is None else self._join_small(floats, steps),
+                tensors=frame.join_common(steps),
                 peak=peak,
                 container=container,
                 rounding=self.rounding,
@@ -229,8 +272,8 @@ class Codec:
             if budget is None or not self._is_held_back(encoded, peak, budget):
                 return encoded
             apart = {t.spec.name: finest_step(peak) for t in common if peaks[t.spec.name] >= peak / WIDEST_RANGE}
-            steps |= apart
-            container = self._make_container(tensors, steps, shared_basis)
+            steps = steps | apart
+            container = frame.make_container(steps)
             if len(apart) == len(common) or container.minimum > budget:
                 return encoded
 
@@ -238,49 +281,6 @@ class Codec:
         """Is much of the budget free, while the step cannot become any finer because of the largest entries?"""
         step, size = encoded.encoding.step, encoded.container.size(encoded.encoding)
         return step is not None and step <= finest_step(peak) and size <= MUST_FILL * budget
-
-    def _settle_statistics(
-        self, tensors: list[Tensor], budget: int | None, shared_basis: SharedBasis | None
-    ) -> tuple[dict[str, float], Container]:
-        """The steps of statistics, as fine as their share of the budget allows, and the payload without the others."""
-        bare = self._make_container(tensors, {}, shared_basis)
-        if budget is not None and budget < bare.minimum:
-            raise BudgetError(budget, bare.minimum, raw_bytes([tensor.spec for tensor in tensors]))
-        kept = [tensor for tensor in tensors if tensor.kind == KEPT and tensor.array.any()]
-        if kept:
-            alone = not any(tensor.kind == QUANTIZED and tensor.array.any() for tensor in tensors)
-            for fineness, share in FINENESS if budget is not None else ((DEFAULT_FINENESS, 1.0),):
-                steps = {tensor.spec.name: choose_step(tensor, fineness, self.step) for tensor in kept}
-                container = self._make_container(tensors, steps, shared_basis)
-                room = math.inf if budget is None else (1.0 if alone else share) * (budget - bare.minimum)
-                if container.minimum - bare.minimum <= room:
-                    return steps, container
-        return {}, bare
-
-    def _make_container(
-        self, tensors: list[Tensor], steps: Mapping[str, float], shared_basis: SharedBasis | None
-    ) -> Container:
-        """The payload without the tensors of the common step: those with `steps` of their own, and integers."""
-        few = sum(is_small(tensor.spec) for tensor in tensors) < SHARED_FROM
-        as_digest = self.layout == "digest"
-        sections, small = code(tensors, steps, share=self.allocator == "waterfill" and not few, as_digest=as_digest)
-        return Container(
-            [tensor.spec for tensor in tensors],
-            sections,
-            as_digest=as_digest,
-            with_gain=self.gain != "none",
-            basis=None if shared_basis is None else shared_basis.digest,
-            small=small,
-        )
-
-    def _join_small(self, floats: list[Tensor], steps: Mapping[str, float]) -> list[Tensor]:
-        """The tensors of the common step as they are coded: small ones in one, in the order of the payload."""
-        rest = [tensor for tensor in floats if tensor.spec.name not in steps]
-        small = [tensor for tensor in rest if is_small(tensor.spec)]
-        if self.layout == "digest":
-            small.sort(key=lambda tensor: tensor.spec.name)
-        large = [tensor for tensor in rest if tensor.kind == QUANTIZED and not is_small(tensor.spec)]
-        return [*large, Tensor.join(small)] if small else large
 
     def _search(self, request: Request, budget: int | None) -> Encoding:
         """What is sent of the quantised tensors, in so many bytes; None: as `step` or `claimed_ratio` say."""

@@ -20,7 +20,10 @@ class BudgetError(FedFQError, ValueError):
         ratio = ""
         if raw is not None and raw >= minimum:
             ratio = f", a ratio of {math.floor(100 * raw / minimum) / 100:g} at most"
-        super().__init__(f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes{ratio}")
+        super().__init__(
+            f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes{ratio}, "
+            'for names and shapes (layout="digest" sends 8 bytes instead) and for integers, before any float'
+        )
         self.budget = budget
         self.minimum = minimum
         self.raw = raw

@@ -15,7 +15,8 @@ from .tensors import specs
 class TensorReport:
     """One tensor's share. `nonzeros` counts what is sent and not zero, in factors of rank `rank` too.
 
-    Those of kind "small" share their bytes, which are the payload's `small_bytes`; they have none of their own here.
+    Those of kind "small" share their bytes, which are the payload's `small_bytes`; they have none of their own here. A
+    statistic of kind "small" is not sent: one that is has a step of its own, and is "small, own step".
     """
 
     name: str
@@ -26,6 +27,10 @@ class TensorReport:
     nonzeros: int
     rank: int
     bits_per_parameter: float
+
+    @property
+    def is_small(self) -> bool:
+        return self.kind.startswith("small")
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,8 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
     """
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes=1 << 62)
-    found = {spec.name: _describe(spec, parsed.sections.get(spec.name)) for spec in parsed.layout}
+    own = set() if parsed.small is None else parsed.small.own_steps
+    found = {spec.name: _describe(spec, parsed.sections.get(spec.name), spec.name in own) for spec in parsed.layout}
     tensors = tuple(found[spec.name] for spec in layout or parsed.layout)
     raw = raw_bytes(parsed.layout)
     small_bytes = parsed.small.size if parsed.small else 0
@@ -81,14 +87,14 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
     )
 
 
-def _describe(spec: Spec, raw: RawSection | None) -> TensorReport:
+def _describe(spec: Spec, raw: RawSection | None, has_own_step: bool) -> TensorReport:
     section = None if raw is None else raw.read(spec)
     size = 0 if raw is None else raw.size
     return TensorReport(
         name=spec.name,
         shape=spec.shape,
         dtype=str(spec.dtype),
-        kind="small" if raw is None else kind_name(raw.kind),
+        kind=("small, own step" if has_own_step else "small") if raw is None else kind_name(raw.kind),
         bytes=size,
         nonzeros=0 if section is None else section.nonzeros(spec),
         rank=0 if section is None else section.rank,

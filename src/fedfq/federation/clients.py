@@ -31,7 +31,7 @@ from fedfq.federation.memory import Memories, Written
 from fedfq.methods import Order, RoundContext, State
 from fedfq.methods.warm import warm_up
 from fedfq.signals import postponed
-from fedfq.tasks.task import evaluate
+from fedfq.tasks.task import Examples, evaluate
 from fedfq.types import Array
 
 TRAINING, SAMPLING, ENCODING = 1, 2, 3  # what random numbers are drawn for
@@ -119,10 +119,14 @@ class Worker:
             self._context = self.method.open_round(number, self.theta, self.initial)
         return self._context
 
-    def evaluate(self, start: int) -> tuple[float, float, int]:
-        """Right answers and summed loss on one chunk of the test examples."""
+    def test_examples(self, whole: bool) -> Examples:
+        return self.data.whole_test if whole and self.data.whole_test is not None else self.data.test
+
+    def evaluate(self, part: tuple[int, bool]) -> tuple[float, float, int]:
+        """Right answers and summed loss on one chunk of the test examples, from this one on; or of the whole test."""
+        start, whole = part
         load(self.model, self.theta)
-        chunk = _Chunk(self.data.test, start)
+        chunk = _Chunk(self.test_examples(whole), start)
         accuracy, loss = evaluate(self.model, self.task, chunk)
         return accuracy * len(chunk), loss * len(chunk), len(chunk)
 
@@ -186,10 +190,10 @@ class Clients:
         """The answers, in the order of the jobs."""
         return map(self.worker.train, jobs) if self._pool is None else _map(self._pool, _train, jobs)
 
-    def evaluate(self) -> tuple[float, float]:
-        """Accuracy and mean loss of the published model on the test examples."""
-        starts = range(0, len(self.worker.data.test), TEST_CHUNK)
-        parts = map(self.worker.evaluate, starts) if self._pool is None else _map(self._pool, _evaluate, starts)
+    def evaluate(self, whole: bool = False) -> tuple[float, float]:
+        """Accuracy and mean loss of the published model on the test examples, or on the whole test set."""
+        chunks = [(start, whole) for start in range(0, len(self.worker.test_examples(whole)), TEST_CHUNK)]
+        parts = map(self.worker.evaluate, chunks) if self._pool is None else _map(self._pool, _evaluate, chunks)
         right, loss, count = (sum(values) for values in zip(*parts))
         return right / count, loss / count
 
@@ -241,5 +245,5 @@ def _train(job: Job) -> Answer:
     return _worker.train(job)
 
 
-def _evaluate(start: int) -> tuple[float, float, int]:
-    return _worker.evaluate(start)
+def _evaluate(part: tuple[int, bool]) -> tuple[float, float, int]:
+    return _worker.evaluate(part)

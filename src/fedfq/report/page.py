@@ -307,10 +307,10 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
             TableCell(text(tensor.kind.replace("factors", f"factors of rank {tensor.rank}"))),
         ]
         for tensor in report.tensors
-        if tensor.kind != "small"
+        if not tensor.is_small
     ]
     nothing = TableCell("")
-    small = sum(tensor.kind == "small" for tensor in report.tensors)
+    small = sum(tensor.is_small for tensor in report.tensors)
     if small:
         rows.append([TableCell(f"{small} small tensors"), *size(report.small_bytes), *[nothing] * 4])
     rows.append([TableCell("header"), *size(report.header_bytes), *[nothing] * 4])

@@ -61,6 +61,7 @@ class Column:
     chosen: str = f"chosen on validation runs with seed {VALIDATION_SEED}"
     target: float | None = None  # of Table 2; None: TARGET_FRACTION of FedAvg's best
     rows: tuple[str, ...] = ROWS  # that are run
+    whole_test: bool = False  # finished models are evaluated on all test examples, not on a part of them
     table_rows: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: {"table1": TABLE_1, "table2": TABLE_2}
     )  # that are shown: the same in all columns of a profile
@@ -292,6 +293,7 @@ TARGETS = (
         "LSTM, natural",
         _TARGETS | {"task": "shakespeare-lstm", "split": "natural", "local_steps": 10, "rounds": 600, "eval_every": 20},
         rows=SHORT_TARGET_ROWS,
+        whole_test=True,
         **_IN_TARGETS,
         **LSTM,
     ),

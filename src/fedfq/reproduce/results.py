@@ -21,6 +21,7 @@ from fedfq.report.runs import RunData, holds_run, read_config, read_run
 from fedfq.reproduce.cells import PROFILES, Cell, Column
 
 FAILED = "failed.txt"
+WHOLE_TEST = "whole-test.json"  # in a run's folder: accuracy, loss and number of examples
 MARK = "reproduction.json"
 
 

@@ -6,18 +6,22 @@ same folders, so that what is in both is run once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedfq.federation.clients import Clients
 from fedfq.federation.folder import HeldError
 from fedfq.federation.loop import Watch
 from fedfq.federation.loop import run as run_federation
 from fedfq.files import write_bytes
 from fedfq.report.runs import holds_run, read_run
 from fedfq.reproduce.cells import Cell
-from fedfq.reproduce.results import FAILED, refuse_others
+from fedfq.reproduce.results import FAILED, WHOLE_TEST, refuse_others
+from fedfq.types import Array
 
 
 def run_cells(
@@ -40,11 +44,13 @@ def run_cells(
         folder = cell.folder(out)
         again = holds_run(folder)
         try:
-            if again and read_run(folder).finished and not (folder / FAILED).exists() and not _cut_short(folder):
+            if again and read_run(folder).finished and not (folder / FAILED).exists() and not _cut_short(cell, folder):
                 continue
             (folder / FAILED).unlink(missing_ok=True)
             with watching(cell) as watch:
-                run_federation(cell.config, folder, resume=again, watch=watch, **where)
+                model = run_federation(cell.config, folder, resume=again, watch=watch, **where).theta
+            if cell.column.whole_test:
+                evaluate_whole_test(cell, model, folder, **where)
         except HeldError:
             held(cell)
             continue
@@ -57,6 +63,19 @@ def run_cells(
     return failed
 
 
-def _cut_short(folder: Path) -> bool:
-    """It ended after its last round, but before its model was written."""
-    return (folder / "checkpoint").exists() and not (folder / "model.safetensors").exists()
+def evaluate_whole_test(cell: Cell, model: Mapping[str, Array], folder: Path, workers: int = 1, **where: Any) -> None:
+    """Write what the finished model does on the whole test set, where evaluations between rounds use a part of it."""
+    with (
+        TemporaryDirectory() as memories,
+        Clients(cell.config, memory_folder=Path(memories), workers=workers, **where) as clients,
+    ):
+        clients.publish(model)
+        accuracy, loss = clients.evaluate(whole=True)
+        count = len(clients.worker.test_examples(whole=True))
+    write_bytes(folder / WHOLE_TEST, json.dumps({"accuracy": accuracy, "loss": loss, "examples": count}).encode())
+
+
+def _cut_short(cell: Cell, folder: Path) -> bool:
+    """It ended after its last round, but before its model was written, or evaluated on the whole test set."""
+    unwritten = (folder / "checkpoint").exists() and not (folder / "model.safetensors").exists()
+    return unwritten or (cell.column.whole_test and not (folder / WHOLE_TEST).exists())

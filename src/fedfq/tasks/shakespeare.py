@@ -43,7 +43,8 @@ def load(data_dir: Path | None) -> Data:
     count = min(TEST_WINDOWS, len(test_starts))
     drawn = np.sort(np.random.default_rng(0).choice(len(test_starts), count, replace=False))
     groups = np.split(np.arange(len(train_starts)), np.cumsum(train_sizes)[:-1])
-    return Data(Windows(codes, train_starts), Windows(codes, test_starts[drawn]), groups)
+    whole = Windows(codes, test_starts)
+    return Data(Windows(codes, train_starts), Windows(codes, test_starts[drawn]), groups, whole)
 
 
 def prepare(x: Array, y: Array, rng: np.random.Generator | None) -> tuple[Tensor, Tensor]:

@@ -48,11 +48,15 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Data:
-    """`groups` are the clients that the data itself knows, as indices into `train`; None where it knows none."""
+    """`groups` are the clients that the data itself knows, as indices into `train`; None where it knows none.
+
+    `whole_test` is the whole test set where `test` is only a part of it, as evaluating the whole takes minutes.
+    """
 
     train: Examples
     test: Examples
     groups: list[Array] | None = None
+    whole_test: Examples | None = None
 
 
 @dataclass(frozen=True)

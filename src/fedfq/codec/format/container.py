@@ -65,6 +65,14 @@ class Encoding:
         return struct.pack("<fB", self.step, first << 4 | last) + self.shifts[first : last + 1].tobytes()
 
 
+def describe_layout(layout: Sequence[Spec], as_digest: bool) -> bytes:
+    """What stands for names, shapes and dtypes in a payload."""
+    if as_digest:
+        return digest(layout)
+    table = write_table(layout)
+    return varint(len(table)) + table
+
+
 class Container:
     """A payload without its quantised tensors. It tells what an encoding will take, and writes it."""
 
@@ -77,10 +85,12 @@ class Container:
         with_gain: bool = False,
         basis: bytes | None = None,
         small: SmallSections | None = None,
+        description: bytes | None = None,
     ) -> None:
         """`fixed` are the sections of tensors that are not quantised; `basis` is the digest of the shared basis.
 
-        `small` is what small tensors share; None: every tensor has a section of its own.
+        `small` is what small tensors share; None: every tensor has a section of its own. `description` is what
+        `describe_layout` says of the layout, where that is known.
 
         A digest does not tell the order of names, so sections then follow their sorted order.
         """
@@ -91,8 +101,7 @@ class Container:
         self.with_gain = with_gain
         self._flags = LAYOUT_IS_DIGEST * as_digest | HAS_GAIN * with_gain | HAS_BASIS * (basis is not None)
         self._flags |= SHARES_SMALL * (small is not None)
-        table = b"" if as_digest else write_table(layout)
-        self._table = (basis or b"") + (digest(layout) if as_digest else varint(len(table)) + table)
+        self._table = (basis or b"") + (description or describe_layout(layout, as_digest))
         self._fixed_size = HEAD.size + 4 * with_gain + len(self._table)
         self.minimum = self.size(Encoding())
 

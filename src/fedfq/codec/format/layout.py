@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ class Spec:
     dtype: np.dtype[Any]
     torch_dtype: Any = field(default=None, compare=False)  # of a model's tensor that is torch's: so it is returned
 
-    @property
+    @cached_property
     def size(self) -> int:
         return math.prod(self.shape)
 
@@ -65,10 +66,10 @@ def sort_by_name(layout: Iterable[Spec]) -> list[Spec]:
 
 
 def digest(layout: Iterable[Spec]) -> bytes:
-    """Eight bytes that stand for names and shapes, whatever their order and dtypes."""
+    """Eight bytes that stand for names, shapes and which tensors hold floats, whatever their order and dtypes."""
     hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for spec in sort_by_name(layout):
-        hashed.update(_write_name(spec) + _write_shape(spec))
+        hashed.update(_write_name(spec) + bytes([spec.is_float]) + _write_shape(spec))
     return hashed.digest()
 
 
@@ -98,7 +99,8 @@ def write_table(layout: Sequence[Spec]) -> bytes:
 
 
 def read_table(packed: memoryview, like: list[Spec] | None, most_tensors: int) -> list[Spec]:
-    """The layout in a deflated table. With `like`, any other layout is refused, and dtypes are those of `like`."""
+    """The layout in a deflated table. With `like`, any other layout is refused, and dtypes are those of `like`, though
+    floats stay floats."""
     entries = read_entries(_inflate(packed, like), min(most_tensors, MAX_TENSORS))
     return list(entries) if like is None else _match_model(entries, like)
 
@@ -165,6 +167,9 @@ def _match_model(entries: Iterable[Spec], like: list[Spec]) -> list[Spec]:
         if spec.shape != model[spec.name].shape:
             expected = model[spec.name].shape
             raise PayloadError("layout", f"tensor {spec.name!r} has shape {spec.shape}, the model's is {expected}")
+        if spec.is_float != model[spec.name].is_float:
+            theirs = f"{spec.dtype}, the model's of {model[spec.name].dtype}"
+            raise PayloadError("layout", f"tensor {spec.name!r} is of {theirs}: integers are never taken for floats")
         layout.append(model[spec.name])
     if len(layout) != len(model):
         found = {spec.name for spec in layout}

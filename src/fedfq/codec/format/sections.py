@@ -158,7 +158,8 @@ class IntegerSection(WholeSection):
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype != np.bool_:
             low, high = int(flat.min()), int(flat.max())
-            names = [name for name in DTYPES[5:] if np.dtype(name).kind == flat.dtype.kind]
+            names = sorted(DTYPES[5:], key=lambda name: np.dtype(name).itemsize)
+            names = [name for name in names if np.can_cast(name, flat.dtype)]
             fits = [name for name in names if np.iinfo(name).min <= low and high <= np.iinfo(name).max]
             flat = flat.astype(np.dtype(fits[0]).newbyteorder("<"))
         data = flat.tobytes()
@@ -224,16 +225,20 @@ def _count_nonzeros(tiles: Sequence[CodedTile | None]) -> int:
     return sum(tile.header.nonzeros for tile in tiles if tile is not None)
 
 
-class OwnStepSection(Section):
-    """Levels of a step of its own, tile by tile, without shifts and gain."""
+MAX_OFFSET = 127  # of a tensor's levels, in either direction
 
-    def __init__(self, step: float, tiles: Sequence[CodedTile | None]) -> None:
+
+class OwnStepSection(Section):
+    """Levels of a step of its own, tile by tile, without shifts and gain; an offset is added to all of them."""
+
+    def __init__(self, step: float, offset: int, tiles: Sequence[CodedTile | None]) -> None:
         super().__init__(OWN_STEP)
         self.step = step
+        self.offset = offset
         self.tiles = tiles
 
     def _write_body(self) -> bytes:
-        return struct.pack("<f", self.step) + write_tiles(self.tiles)
+        return struct.pack("<fb", self.step, self.offset) + write_tiles(self.tiles)
 
     @classmethod
     def from_bytes(cls, kind: int, body: bytes | memoryview, spec: Spec) -> OwnStepSection:
@@ -241,13 +246,28 @@ class OwnStepSection(Section):
         step = reader.float32()
         if not (math.isfinite(step) and step > 0):
             refuse_malformed(f"tensor {spec.name!r} has a step of {step}")
-        return cls(step, read_tiles(reader.rest(), spec.shape))
+        (offset,) = struct.unpack("<b", reader.take(1))
+        return cls(step, offset, read_tiles(reader.rest(), spec.shape))
 
     def jobs(self, spec: Spec, around: Surroundings) -> list[Job]:
+        if self.offset:
+            return [partial(self._decode_with_offset, spec)]
         return _list_tile_jobs(self.tiles, spec, Surroundings(1.0, self.step, NO_SHIFTS))
+
+    def _decode_with_offset(self, spec: Spec) -> Part:
+        levels = np.zeros(spec.size, np.float32)
+        for job in _list_tile_jobs(self.tiles, spec, Surroundings(1.0, 1.0, NO_SHIFTS)):
+            job().add_to(levels, spec.shape, 1.0)
+        return Part(None, with_own_step(levels, self.offset, self.step))
 
     def nonzeros(self, spec: Spec) -> int:
         return _count_nonzeros(self.tiles)
+
+
+def with_own_step(levels: Array, offset: int | Array, step: float | Array) -> Array:
+    """(level + offset) step, kept within float32."""
+    sizes = (levels.astype(np.float64) + offset) * step
+    return np.clip(sizes, -FLOAT32_MAX, FLOAT32_MAX).astype(np.float32)
 
 
 class WidthsSection(Section):

@@ -24,8 +24,11 @@ class ErrorFeedback:
     """A client's memory: p = update + e is encoded, and e becomes p - q, with q what the server will decode.
 
     `rollback()` undoes the last encode when its payload was lost or refused: its update is then lost as well, but e is
-    again what the server does not have. The state is plain arrays (`state_dict`), for any file format. It is for one
-    thread at a time; an `encode` that is interrupted leaves it as it was.
+    again what the server does not have. Statistics of normalisation layers have no memory: the client's next update
+    tells again what the server lacks of them, and what is late of a variance's fall could make it negative.
+
+    The state is plain arrays (`state_dict`), for any file format. It is for one thread at a time; an `encode` that is
+    interrupted leaves it as it was.
 
     >>> import fedfq, numpy as np
     >>> memory = fedfq.ErrorFeedback(fedfq.Codec(max_bytes=60))

@@ -80,7 +80,9 @@ def protect(package):
 
 def test_what_is_compiled_is_said_once_and_kept(package):
     said = twice(package)
-    assert said.startswith("fedfq compiles, as this is its first use: up to 15 s; kept in ") and said.count("\n") == 1
+    assert (
+        said.startswith("fedfq compiles what was not used here before: up to 15 s; kept in ") and said.count("\n") == 1
+    )
     assert str(package / "codec" / "__pycache__") in said
     assert twice(package) == ""
 

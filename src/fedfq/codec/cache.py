@@ -111,7 +111,7 @@ def _announce() -> None:
     else:
         refused = f" (not in {store.problems[0]})" if CONFIG.CACHE_DIR and store.problems else ""
         LOG.warning(
-            "fedfq compiles, as this is its first use: up to %d s; kept in %s%s",
+            "fedfq compiles what was not used here before: up to %d s; kept in %s%s",
             COMPILE_S,
             store.target,
             refused,

@@ -1,0 +1,52 @@
+"""What updates lose on the way, in seconds instead of minutes."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedfq import SharedBasis
+from fedfq.bench import residuals
+from tests.updates import low_rank
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(residuals, "LOOKED_AT", (2, 3))
+    monkeypatch.setattr(residuals, "LATER", (1,))
+    monkeypatch.setattr(residuals, "RATIOS", (64, 256))
+    monkeypatch.setattr(residuals, "SETTINGS", {"2 steps": {"local_steps": 2}, "8 steps": {"local_steps": 8}})
+
+
+def test_every_setting_round_and_ratio_is_measured_and_drawn(short: None, tmp_path: Path) -> None:
+    said: list[str] = []
+    result = residuals.run(None, "digits", 1, "float32", said.append)
+    assert said == ["2 steps", "8 steps"]
+    assert [(row["setting"], row["round"], row["ratio"]) for row in result["lost"]] == [
+        (setting, round_, ratio) for setting in said for round_ in (2, 3) for ratio in (64, 256)
+    ]
+    for row in result["lost"]:
+        assert 0 < row["nmse"] < 1 and 0.09 < row["common"] <= 1  # ten clients: 0.1 if they have nothing in common
+    for row in result["spectrum"]:
+        assert row["client_rank_1"] < row["client_rank_4"] < row["client_rank_16"] <= 1
+    assert [(row["round"], row["rounds_later"]) for row in result["late"]] == [(2, 1), (2, 1)]
+    residuals.write(result, tmp_path / "residuals")
+    assert (tmp_path / "residuals.json").exists() and b"5 epochs" not in (tmp_path / "residuals.svg").read_bytes()
+
+
+@pytest.mark.parametrize(("same", "common"), [(True, 1.0), (False, 0.1)])
+def test_what_all_leave_out_alike_is_common_and_what_each_leaves_out_is_not(same: bool, common: float) -> None:
+    model = {"w": low_rank(40, 50, 3)}
+    basis = SharedBasis(model, {"w": np.zeros((40, 50), np.float32)})
+
+    def update(client: int) -> dict[str, Any]:
+        rng = np.random.default_rng(0 if same else client)
+        return {"w": rng.standard_normal((40, 50)).astype(np.float32)}
+
+    row, _ = residuals._compress([update(client) for client in range(10)], 64, basis)
+    assert row["common"] == pytest.approx(common, abs=0.02)
+
+
+def test_nine_of_ten_clients_are_not_back_in_the_next_round() -> None:
+    assert residuals.returns()[0] == {"after_rounds": 1, "not_yet_back": pytest.approx(0.9)}

@@ -1,5 +1,6 @@
 """Cells are run once, go on where they were, and fail alone."""
 
+import json
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from fedfq.federation.folder import Folder
 from fedfq.reproduce import run as module
 from fedfq.reproduce.cells import TABLES, cells
-from fedfq.reproduce.results import outcome
+from fedfq.reproduce.results import WHOLE_TEST, outcome
 from fedfq.reproduce.run import run_cells
 from tests.reproduce.small import IID, SMALL, write_cell
 
@@ -138,3 +139,16 @@ def test_a_run_with_another_configuration_is_refused_before_anything_runs(tmp_pa
     with pytest.raises(ValueError, match="another configuration"):
         outcome(tmp_path, other, "fedavg-2bit")
     assert trained == []
+
+
+def test_finished_models_are_evaluated_on_the_whole_test_set_where_the_column_says_so(tmp_path: Path) -> None:
+    """Once: a cell whose model was not evaluated yet goes on there."""
+    (cell,) = cells([replace(IID, whole_test=True)], TABLES, [0], ["fedavg"])
+    assert run_cells([cell], tmp_path, workers=1) == []
+    path = cell.folder(tmp_path) / WHOLE_TEST
+    found = json.loads(path.read_bytes())
+    last = Folder(cell.folder(tmp_path)).rounds()[-1]
+    assert found == {"accuracy": last["accuracy"], "loss": pytest.approx(last["loss"]), "examples": 450}
+    path.unlink()
+    run_cells([cell], tmp_path, workers=1)
+    assert json.loads(path.read_bytes()) == found

@@ -9,7 +9,7 @@ import pytest
 
 from fedfq.reproduce import tables
 from fedfq.reproduce.cells import PAPER, QUICK, Cell, Column
-from fedfq.reproduce.results import FAILED, outcomes
+from fedfq.reproduce.results import FAILED, WHOLE_TEST, outcomes
 from fedfq.reproduce.tables import Table
 from tests.reproduce.small import COLUMNS, IID, SHARDS, write_cell
 
@@ -42,6 +42,12 @@ def test_several_seeds_are_a_mean_and_its_spread(tmp_path: Path) -> None:
     for seed, accuracy in ((0, 0.70), (1, 0.74)):
         write_cell(tmp_path, IID, "fedavg", [accuracy, accuracy], seed=seed)
     assert row(table_1(tmp_path), "fedavg")[0] == "72.00 (70.00 to 74.00)"
+
+
+def test_the_whole_test_set_stands_beside_the_part_of_it_that_is_evaluated_between_rounds(tmp_path: Path) -> None:
+    write_cell(tmp_path, IID, "fedavg", [0.70, 0.80])
+    (Cell(IID, "fedavg", 0).folder(tmp_path) / WHOLE_TEST).write_text('{"accuracy": 0.7512, "loss": 1, "examples": 9}')
+    assert row(table_1(tmp_path), "fedavg")[0] == "75.00; at the end, on the whole test set: 75.12"
 
 
 def test_a_column_that_is_not_in_the_paper_is_in_table_2_alone(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """What a reproduction left in its folder.
 
     OUT/reproduction.json             the profile, so that the folder is known for what it is
-    OUT/<column>/<method>-<seed>/     the folder of a run, or `failed.txt` with the reason why there is none
+    OUT/<column>/<method>-<seed>/     the folder of a run, or `failed.txt` with the reason why there is none;
+                                      `whole-test.json` where evaluations between rounds use a part of the test set
     OUT/table1.md, table1.tex, ...    the tables
     OUT/report.html, OUT/figures/     the page and the figures
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedfq.files import write_bytes
@@ -57,6 +58,7 @@ class Outcome:
     finished: dict[int, RunData]
     unfinished: dict[int, RunData]
     failed: dict[int, str]
+    whole_test: dict[int, float] = field(default_factory=dict)  # accuracy of the finished model on all test examples
 
     @property
     def runs(self) -> dict[int, RunData]:
@@ -113,6 +115,8 @@ def outcome(out: Path, column: Column, method: str) -> Outcome:
                 found.failed[seed] = str(error)
             else:
                 (found.finished if run.finished else found.unfinished)[seed] = run
+                if run.finished and (folder / WHOLE_TEST).is_file():
+                    found.whole_test[seed] = float(json.loads((folder / WHOLE_TEST).read_bytes())["accuracy"])
     return found
 
 

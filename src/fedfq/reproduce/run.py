@@ -63,12 +63,17 @@ def run_cells(
     return failed
 
 
-def evaluate_whole_test(cell: Cell, model: Mapping[str, Array], folder: Path, workers: int = 1, **where: Any) -> None:
+def evaluate_whole_test(
+    cell: Cell,
+    model: Mapping[str, Array],
+    folder: Path,
+    *,
+    workers: int = 1,
+    data_dir: Path | None = None,
+    device: str = "cpu",
+) -> None:
     """Write what the finished model does on the whole test set, where evaluations between rounds use a part of it."""
-    with (
-        TemporaryDirectory() as memories,
-        Clients(cell.config, memory_folder=Path(memories), workers=workers, **where) as clients,
-    ):
+    with TemporaryDirectory() as memories, Clients(cell.config, data_dir, Path(memories), workers, device) as clients:
         clients.publish(model)
         accuracy, loss = clients.evaluate(whole=True)
         count = len(clients.worker.test_examples(whole=True))

@@ -109,7 +109,7 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
 
         accuracy = _summary(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format)
         difference = EMPTY if method == FEDAVG else _summary(own, above, _format_signed, mark_from=LOSSLESS_FROM)
-        return [_with_the_rest(accuracy, own), difference, paper, *_ratios(own)]
+        return [_with_the_rest(_with_whole_test(accuracy, own), own), difference, paper, *_ratios(own)]
 
     rows = [TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in column.rows_of("table1")]
     return TablePart(column, _how(column, found), (), tuple(rows), ())
@@ -310,6 +310,14 @@ def _summary(
     spread = _spread(numbers, form, mark_from)
     without = [f"seed {seed} {otherwise(seed)}" for seed, number in values.items() if number is None]
     return Entry("; ".join([spread.text, *without]), spread.number)
+
+
+def _with_whole_test(entry: Entry, found: Outcome) -> Entry:
+    """The finished model on all test examples, beside the mean of evaluations on a part of them."""
+    if not found.whole_test:
+        return entry
+    spread = _spread([100 * accuracy for accuracy in found.whole_test.values()], "{:.2f}".format)
+    return Entry(f"{entry.text}; at the end, on the whole test set: {spread.text}", entry.number)
 
 
 def _with_the_rest(entry: Entry, found: Outcome) -> Entry:

@@ -231,12 +231,13 @@ class Codec:
             steps = statistics.choose(DEFAULT_FINENESS, math.inf if self.step is None else self.step)
             return encode(steps, frame.make_container(steps))
         room = budget - frame.bare.minimum
-        encoded = encode(*frame.fit_statistics(statistics, room, shared=True))
+        steps, container = frame.fit_statistics(statistics, room, shared=True)
+        encoded = encode(steps, container)
         size = encoded.container.size(encoded.encoding)
         if size > MUST_FILL * budget:
             return encoded
         # what the weights did not need is for the statistics
-        room = encoded.container.minimum - frame.bare.minimum + budget - size
+        room = container.minimum - frame.bare.minimum + budget - size
         return encode(*frame.fit_statistics(statistics, room, shared=False))
 
     def _encode_common(

@@ -121,7 +121,7 @@ class RawSmall:
         if self.own is not None:
             sizes = np.array([spec.size for spec in own])
             used = self.steps != 0
-            steps = np.repeat(2.0 ** (self.steps[used].astype(np.float64) - STEP_BIAS), sizes)
+            steps = np.repeat(np.ldexp(1.0, self.steps[used].astype(np.int32) - STEP_BIAS), sizes)
             offsets = np.repeat(self.offsets[used].astype(np.float64), sizes)
             decoded = with_own_step(_decode_vector(self.own, own, _STEPS), offsets, steps)
             for spec, values in _split(decoded, own):

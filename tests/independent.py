@@ -206,7 +206,7 @@ class Sections:
     def plain(self, levels: Array, contexts: Array) -> Array:
         assert self.unit > 0, "needs the step"
         shift = np.where(np.abs(levels) == 1, self.shifts[contexts // 4], self.shifts[15])
-        return rounded(np.sign(levels) * ((np.abs(levels) + shift) * self.unit))
+        return rounded(np.where(levels == 0, 0.0, np.sign(levels) * ((np.abs(levels) + shift) * self.unit)))
 
     def small(self, tensors: list[Tensor]) -> dict[bytes, Array]:
         """The tensors that share sections, by name."""

@@ -27,7 +27,7 @@ def test_every_setting_round_and_ratio_is_measured_and_drawn(short: None, tmp_pa
         (setting, round_, ratio) for setting in said for round_ in (2, 3) for ratio in (64, 256)
     ]
     for row in result["lost"]:
-        assert 0 < row["nmse"] < 1 and 0.09 < row["common"] <= 1  # ten clients: 0.1 if they have nothing in common
+        assert 0 < row["nmse"] < 1 and 0 < row["common_share"] < 1 and row["common_lost"] < row["nmse"] + 0.1
     for row in result["spectrum"]:
         assert row["client_rank_1"] < row["client_rank_4"] < row["client_rank_16"] <= 1
     assert [(row["round"], row["rounds_later"]) for row in result["late"]] == [(2, 1), (2, 1)]
@@ -35,17 +35,22 @@ def test_every_setting_round_and_ratio_is_measured_and_drawn(short: None, tmp_pa
     assert (tmp_path / "residuals.json").exists() and b"5 epochs" not in (tmp_path / "residuals.svg").read_bytes()
 
 
-@pytest.mark.parametrize(("same", "common"), [(True, 1.0), (False, 0.1)])
-def test_what_all_leave_out_alike_is_common_and_what_each_leaves_out_is_not(same: bool, common: float) -> None:
+def test_what_vectors_have_in_common_is_found_beneath_their_noise() -> None:
+    rng = np.random.default_rng(0)
+    signal = rng.standard_normal(20_000)
+    noisy = [signal + 3 * rng.standard_normal(20_000) for _ in range(10)]
+    assert residuals.common_energy(noisy) / 20_000 == pytest.approx(1.0, abs=0.1)
+    assert residuals.common_energy([signal] * 10) == pytest.approx(signal @ signal)
+
+
+def test_a_payload_that_leaves_out_what_all_have_loses_it() -> None:
+    """Ten clients with the same update: all that is lost is lost in common."""
     model = {"w": low_rank(40, 50, 3)}
     basis = SharedBasis(model, {"w": np.zeros((40, 50), np.float32)})
-
-    def update(client: int) -> dict[str, Any]:
-        rng = np.random.default_rng(0 if same else client)
-        return {"w": rng.standard_normal((40, 50)).astype(np.float32)}
-
-    row, _ = residuals._compress([update(client) for client in range(10)], 64, basis)
-    assert row["common"] == pytest.approx(common, abs=0.02)
+    update: dict[str, Any] = {"w": np.random.default_rng(0).standard_normal((40, 50)).astype(np.float32)}
+    row, mean = residuals._compress([update] * 10, 64, basis)
+    assert row["common_lost"] == pytest.approx(row["nmse"]) and row["common_share"] == pytest.approx(1.0)
+    assert mean.shape == (2000,)
 
 
 def test_nine_of_ten_clients_are_not_back_in_the_next_round() -> None:

@@ -153,6 +153,7 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--device", "tpu9"), "device 'tpu9' cannot be used here"),
         (("--engine", "flower", "--device", "cuda"), "--device goes with the inline engine"),
         (("--weighting", "size"), "weighting must be 'samples' or 'mean'"),
+        (("--precision", "float8"), "precision must be 'float32' or 'bfloat16'"),
         (("--local-steps", "2", "--local-epochs", "2"), "give local_steps or local_epochs, not both"),
         (("--resume",), "--resume needs --out"),
         (("--resume", "--out", "nowhere"), "nowhere: no run there to resume"),

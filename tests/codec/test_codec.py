@@ -416,6 +416,34 @@ def test_what_the_weights_leave_is_for_the_statistics() -> None:
     assert len(payload) > 500 and nmse(update, decode(payload)) < 0.01
 
 
+@pytest.mark.parametrize(
+    "update, budget",
+    [
+        ({"bn.running_mean": (10_000,)}, 625),
+        ({"a.running_mean": (3000,), "b.running_mean": (3,), "c.running_var": (1,)}, 300),
+        ({"a.running_mean": (1025,), "c.running_var": (1,)}, 110),
+        ({"w": (64, 64), "a.running_mean": (30_000,), "b.running_mean": (64,)}, 3000),
+    ],
+)
+def test_no_statistic_is_left_out_while_half_of_the_budget_is_free(update: dict[str, Any], budget: int) -> None:
+    drawn = {name: draw("normal", shape) for name, shape in update.items()}
+    payload = encode(drawn, max_bytes=budget)
+    decoded = decode(payload)
+    assert len(payload) > budget / 2 or all(array.any() for array in decoded.values())
+
+
+def test_tensors_of_another_range_survive_beside_statistics() -> None:
+    update = {"w": draw("normal", (5000,)), "b": 1e-8 * draw("normal", (32,)), "running_mean": draw("normal", (5000,))}
+    update = {name: array.astype(np.float32) for name, array in update.items()}
+    for budget in (20_000, 22_000, 24_000):
+        assert decode(encode(update, max_bytes=budget))["b"].any()
+
+
+def test_a_tensor_of_zeros_changes_nothing_for_subnormal_ones() -> None:
+    update = {"a": np.full(5000, 2.0**-144, np.float32), "z": np.zeros(1, np.float32)}
+    assert decode(encode(update, max_bytes=20_000))["a"].any()
+
+
 @pytest.mark.parametrize("layout", ["full", "digest"])
 def test_floats_are_not_taken_for_integers(layout: Any) -> None:
     """Small tensors share sections, so the entries of one would land in another."""

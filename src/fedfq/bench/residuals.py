@@ -1,7 +1,7 @@
 """What updates lose on the way, and how much of it all clients lose alike: for `fedfq bench residuals`.
 
-Noise averages out over clients and rounds, bias adds up. So of what a client's payload leaves out, h - q, the part that
-counts is the mean over the clients of a round. All updates are those of FedAvg: what would be left out of them.
+Noise averages out over clients and rounds, bias adds up. So of what payloads leave out, h - q, the part that counts is
+what the clients of a round have in common. All updates are those of FedAvg: what would be left out of them.
 """
 
 from __future__ import annotations
@@ -89,24 +89,32 @@ def _train(federation: Federation, clients: Clients, number: int) -> list[Update
 def _compress(updates: Sequence[Update], ratio: float, basis: SharedBasis) -> tuple[Row, Array]:
     """What payloads at this ratio leave out, and its mean.
 
-    nmse         of a client: energy left out over the update's
-    common       energy of the mean of what is left out, over the mean energy: 1 if all leave out the same, 0.1 if ten
-                 clients have nothing in common
-    bias         energy of that mean over the energy of the mean update: what the server's step loses
-    bias_gain    the same where each client scales its payload up (gain "full")
+    nmse               of a client: energy left out over the update's
+    common_share       of a client's energy, what the clients have in common
+    common_lost        of the energy that the clients have in common, what is left out by all of them; with each gain
     """
     whole = [_flatten(update) for update in updates]
-    residuals = [h - _flatten(_send(update, ratio, basis, "none")) for h, update in zip(whole, updates)]
-    scaled = [h - _flatten(_send(update, ratio, basis, "full")) for h, update in zip(whole, updates)]
-    mean, mean_scaled, step = (np.mean(each, axis=0) for each in (residuals, scaled, whole))
-    energy = np.mean([r @ r for r in residuals])
-    row = {
-        "nmse": float(energy / np.mean([h @ h for h in whole])),
-        "common": float(mean @ mean / energy),
-        "bias": float(mean @ mean / (step @ step)),
-        "bias_gain": float(mean_scaled @ mean_scaled / (step @ step)),
-    }
+    in_common = common_energy(whole)
+    energy = np.mean([h @ h for h in whole])
+    row: Row = {}
+    mean = np.zeros(0)
+    for gain, name in (("none", "common_lost"), ("norm", "common_lost_norm_gain"), ("full", "common_lost_full_gain")):
+        residuals = [h - _flatten(_send(update, ratio, basis, gain)) for h, update in zip(whole, updates)]
+        if gain == "none":
+            row = {
+                "nmse": float(np.mean([r @ r for r in residuals]) / energy),
+                "common_share": float(in_common / energy),
+            }
+            mean = np.mean(residuals, axis=0)
+        row[name] = float(common_energy(residuals) / in_common)
     return row, mean
+
+
+def common_energy(vectors: Sequence[Array]) -> float:
+    """The energy of what vectors have in common: the mean inner product of two of them, which noise does not raise."""
+    total = np.sum(vectors, axis=0)
+    pairs = len(vectors) * (len(vectors) - 1)
+    return float((total @ total - sum(v @ v for v in vectors)) / pairs)
 
 
 def _send(update: Update, ratio: float, basis: SharedBasis, gain: Any) -> Update:
@@ -174,9 +182,8 @@ def draw(result: Row, path: Path) -> None:
         for place, setting in enumerate(SETTINGS):
             rows = [row for row in result["lost"] if row["setting"] == setting and row["round"] == last]
             ratios = [row["ratio"] for row in rows]
-            lost.plot(ratios, [row["nmse"] for row in rows], f"C{place}-o", markersize=3, label=f"{setting}: a client")
-            lost.plot(ratios, [row["bias"] for row in rows], f"C{place}--s", markersize=3, label=f"{setting}: the mean")
-            common.plot(ratios, [row["common"] for row in rows], f"C{place}-o", markersize=3, label=setting)
+            lost.plot(ratios, [row["nmse"] for row in rows], f"C{place}-o", markersize=3, label=setting)
+            common.plot(ratios, [row["common_lost"] for row in rows], f"C{place}-o", markersize=3, label=setting)
             (row,) = (row for row in result["spectrum"] if row["setting"] == setting and row["round"] == last)
             for what, line in (("client", "-o"), ("mean", "--s")):
                 shares = [row[f"{what}_rank_{rank}"] for rank in RANKS]
@@ -186,9 +193,10 @@ def draw(result: Row, path: Path) -> None:
             axes.set_xticks(RATIOS, [f"{ratio}x" for ratio in RATIOS])
             axes.minorticks_off()
             axes.set_xlabel("float32 bytes / payload bytes")
-        lost.set_ylabel(f"energy left out, round {last}")
-        common.set_ylabel("share of it common to ten clients")
-        common.set_ylim(0, 1)
+        for axes in (lost, common):
+            axes.set_yscale("log")
+        lost.set_ylabel(f"lost of a client's energy, round {last}")
+        common.set_ylabel("lost of what clients have in common")
         spectrum.set_ylabel("energy in the leading ranks")
         spectrum.set_xscale("log")
         spectrum.set_xticks(RANKS, map(str, RANKS))

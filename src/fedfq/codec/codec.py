@@ -38,11 +38,13 @@ TOO_LARGE = 1 << 63  # no budget or ratio is so large
 
 
 class Encoded(NamedTuple):
-    """An update encoded: the payload's frame, what is in it, and the tensors that have the common step."""
+    """An update encoded: the payload's frame, what is in it, the tensors that have the common step, and the steps of
+    all others."""
 
     container: Container
     encoding: Encoding
     common: list[Tensor]
+    steps: dict[str, float]
 
 
 class Codec:
@@ -162,7 +164,7 @@ class Codec:
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
         tensors = read(update, self.keep)
-        container, encoding, common = self._encode(tensors, seed, shared_basis)
+        container, encoding, common, _ = self._encode(tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
         if self.gain == "none":
             return payload
@@ -173,7 +175,7 @@ class Codec:
         self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
     ) -> tuple[bytes, dict[str, Array]]:
         """The payload of tensors that were read already, and what it decodes to, without its gain."""
-        container, encoding, common = self._encode(tensors, seed, shared_basis)
+        container, encoding, common, _ = self._encode(tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
         decoded = self._decode(payload, tensors, shared_basis)
         if self.gain != "none":
@@ -238,7 +240,9 @@ class Codec:
             return encoded
         # what the weights did not need is for the statistics
         room = container.minimum - frame.bare.minimum + budget - size
-        return encode(*frame.fit_statistics(statistics, room, shared=False))
+        finer, _ = frame.fit_statistics(statistics, room, shared=False)
+        finer = {name: step for name, step in encoded.steps.items() if name not in steps} | finer
+        return encode(finer, frame.make_container(finer))
 
     def _encode_common(
         self,
@@ -258,7 +262,7 @@ class Codec:
             common = [tensor for tensor in floats if tensor.kind == QUANTIZED and tensor.spec.name not in steps]
             peak = max((peaks[tensor.spec.name] for tensor in common), default=0.0)
             if peak == 0.0:
-                return Encoded(container, Encoding(), common)
+                return Encoded(container, Encoding(), common, steps)
             request = Request(
                 tensors=frame.join_common(steps),
                 peak=peak,
@@ -269,13 +273,14 @@ class Codec:
                 seed=seed,
                 spread=spread,
             )
-            encoded = Encoded(container, self._search(request, budget), common)
+            encoded = Encoded(container, self._search(request, budget), common, steps)
             if budget is None or not self._is_held_back(encoded, peak, budget):
                 return encoded
             apart = {t.spec.name: finest_step(peak) for t in common if peaks[t.spec.name] >= peak / WIDEST_RANGE}
             steps = steps | apart
             container = frame.make_container(steps)
-            if len(apart) == len(common) or container.minimum > budget:
+            rest = any(0.0 < peaks[tensor.spec.name] < peak / WIDEST_RANGE for tensor in common)
+            if not rest or container.minimum > budget:
                 return encoded
 
     def _is_held_back(self, encoded: Encoded, peak: float, budget: int) -> bool:

@@ -91,11 +91,19 @@ def test_a_uniform_fall_is_sent_even_where_bits_are_dear() -> None:
         assert step is not None and np.abs(decode(code(fall, step), fall) / value).min() > 0.7
 
 
-def test_what_is_worth_most_per_bit_comes_first() -> None:
+def test_where_room_is_scarce_what_is_worth_most_per_bit_comes_first() -> None:
     uniform, noisy = Tensor("a.running_var", np.full(300, -0.9, np.float32)), Tensor("b.running_mean", gaussian(300))
     statistics = Statistics([noisy, uniform])
-    chosen = statistics.choose(0.0)
-    assert statistics.rank_by_worth(chosen, 0.0) == ["a.running_var", "b.running_mean"]
+    assert list(statistics.choose_within(5, -1.0)) == ["a.running_var"]
+    assert list(statistics.choose_within(100, -1.0)) == ["a.running_var", "b.running_mean"]
+
+
+def test_a_tensor_that_does_not_fit_hides_none_behind_it_and_is_sent_coarser() -> None:
+    tensors = [Tensor("a.running_mean", gaussian(10_000)), Tensor("b.running_mean", gaussian(3))]
+    statistics = Statistics(tensors)
+    assert statistics.estimate_bytes(-1.0) > 625
+    chosen = statistics.choose_within(625, -1.0)
+    assert set(chosen) == {"a.running_mean", "b.running_mean"}
 
 
 def test_small_tensors_share_a_section_and_have_steps_and_offsets() -> None:

@@ -17,6 +17,8 @@ from ..tensors import EXACT, QUANTIZED, Tensor
 from .own_steps import FINENESS, Statistics, code, code_small
 
 SHARED_FROM = 2  # small tensors; one alone has a section of its own
+HOPELESS = 1.3  # times what there is room for: what is estimated to take more is not tried
+PARTS_TRIED = (1.2, 1.0, 0.85, 0.7, 0.5, 0.3)  # of the room, by estimate, until what is chosen really fits
 
 
 class Frame:
@@ -71,18 +73,15 @@ class Frame:
         """
         for fineness, share in FINENESS:
             most = room * share if shared else room
+            if statistics.estimate_bytes(fineness) > HOPELESS * most:
+                continue
             steps = statistics.choose(fineness)
+            container = self.make_container(steps)
+            if len(steps) == len(statistics.names) and container.minimum - self.bare.minimum <= most:
+                return steps, container
+        for part in PARTS_TRIED:
+            steps = statistics.choose_within(part * most, fineness)
             container = self.make_container(steps)
             if container.minimum - self.bare.minimum <= most:
                 return steps, container
-        ranked = statistics.rank_by_worth(steps, fineness)
-        fitting: dict[str, float] = {}
-        few, many = 0, len(ranked)
-        while few + 1 < many:  # so many of the most valuable fit, so many do not
-            middle = (few + many) // 2
-            tried = {name: steps[name] for name in ranked[:middle]}
-            if self.make_container(tried).minimum - self.bare.minimum <= most:
-                few, fitting = middle, tried
-            else:
-                many = middle
-        return fitting, self.make_container(fitting)
+        return {}, self.bare

@@ -25,7 +25,7 @@ from .tiles import encode_levels
 
 # Statistics are given the first fineness at which all of them take no more than this share of the budget. At a fineness
 # f, a bit is spent where it lowers the error as much as the last bit of steps of the root mean square over 2^f does.
-# Below an error of some percent, a finer step is worth little. Where the last does not fit, the most valuable are sent.
+# Below an error of some percent, a finer step is worth little. Where the last does not fit, what is worth most is sent.
 # Half of the budget is not too much where they are coarse: networks of 70 k and 175 k parameters at 256x and 1024x that
 # ended at 55% and 77% with a third of it, ended at 98% and 95% with half (FedAvg: 98%, 99%; digits, one seed).
 FINENESS = (
@@ -51,24 +51,41 @@ class Statistics:
         _measure(flat, starts, variances, EXPONENTS, self.finest, self.steps, self.bits, self.lost)
 
     def choose(self, fineness: float, most: float = math.inf) -> dict[str, float]:
-        """The best steps at the price of a bit that belongs to this fineness, near `most` at most."""
-        best, cost = self._best(fineness)
-        steps = self.steps[np.arange(best.size), best]
+        """The best steps at the price of a bit that belongs to this fineness, near `most` at most.
+
+        Tensors of which nothing would be left are not named.
+        """
+        rows, best = self._best(fineness)
+        steps = self.steps[rows, best]
         if math.isfinite(most):
             steps = np.maximum(np.minimum(steps, nearest_step(most)), self.finest)
-        return {self.names[place]: float(steps[place]) for place in np.flatnonzero(cost < self.sizes)}
+        return {self.names[row]: float(steps[row]) for row in rows[self.lost[rows, best] < self.sizes]}
 
-    def rank_by_worth(self, chosen: Mapping[str, float], fineness: float) -> list[str]:
-        """The names of those that were chosen, first what saves most error per bit."""
-        best, _ = self._best(fineness)
-        rows = np.arange(best.size)
-        worth = (self.sizes - self.lost[rows, best]) / self.bits[rows, best]
-        return [self.names[place] for place in np.argsort(-worth, kind="stable") if self.names[place] in chosen]
+    def estimate_bytes(self, fineness: float) -> float:
+        """About what the steps take that `choose` would give."""
+        return float(self.bits[self._best(fineness)].sum()) / 8
+
+    def choose_within(self, room: float, fineness: float) -> dict[str, float]:
+        """The steps of as many as fit into about so many bytes, those first that save most error per bit.
+
+        Each has the best step at this fineness, or the best of those that still fit.
+        """
+        _, best = self._best(fineness)
+        worth = ((self.sizes[:, None] - self.lost) / self.bits).max(axis=1)
+        left, steps = 8 * room, {}
+        for place in np.argsort(-worth, kind="stable").tolist():
+            option, bits, lost = int(best[place]), self.bits[place], self.lost[place]
+            if bits[option] > left or lost[option] >= self.sizes[place]:
+                option = int(np.argmin(np.where(bits <= left, lost, math.inf)))
+            if bits[option] <= left and lost[option] < self.sizes[place]:
+                steps[self.names[place]] = float(self.steps[place, option])
+                left -= bits[option]
+        return steps
 
     def _best(self, fineness: float) -> tuple[Array, Array]:
-        cost = self.lost + BIT_PRICE * 4.0**-fineness * self.bits
-        best = np.argmin(cost, axis=1)
-        return best, cost[np.arange(best.size), best]
+        """The best step of each tensor, as indices of rows and columns."""
+        best = np.argmin(self.lost + BIT_PRICE * 4.0**-fineness * self.bits, axis=1)
+        return np.arange(best.size), best
 
 
 def finest_step(peak: float) -> float:
@@ -131,7 +148,7 @@ def _quantize_each(flat: Array, starts: Array, variances: Array, steps: Array, l
             own[j] = np.int32(_round(flat[starts[t] + j] / steps[t], variances[t]))
         offsets[t] = 0
         if own.size:
-            middle = _find_middle(own)
+            middle = _limit(np.int64(np.sort(own)[own.size // 2]))
             if _estimate_bits(own, middle) < _estimate_bits(own, 0):
                 offsets[t] = middle
                 for j in range(own.size):
@@ -160,6 +177,7 @@ def _measure(
         least = min(max(np.rint(np.log2(2.0 * peak / MAX_MAGNITUDE)), 1 - STEP_BIAS), 255 - STEP_BIAS)
         finest[t] = 2.0**least
         levels = np.empty(h.size, np.int32)
+        median = np.sort(h)[h.size // 2]  # rounding keeps the order, so its level is the median of the levels
         for k in range(exponents.size):
             step = 2.0 ** min(max(root - exponents[k], least), 255 - STEP_BIAS)
             error = 0.0
@@ -167,15 +185,14 @@ def _measure(
                 levels[j] = np.int32(_round(h[j] / step, variances[t]))
                 error += (h[j] / peak - levels[j] * (step / peak)) ** 2
             steps[t, k] = step
-            bits[t, k] = OWN_STEP_BITS + min(_estimate_bits(levels, 0), _estimate_bits(levels, _find_middle(levels)))
+            middle = _limit(np.int64(_round(median / step, variances[t])))
+            bits[t, k] = OWN_STEP_BITS + min(_estimate_bits(levels, 0), _estimate_bits(levels, middle))
             lost[t, k] = h.size * error / energy
 
 
 @kernel
-def _find_middle(levels: Array) -> Int:
-    """The median, or the largest offset that there may be."""
-    middle = np.int64(np.sort(levels)[levels.size // 2])
-    return min(max(middle, -MAX_OFFSET), MAX_OFFSET)
+def _limit(offset: Int) -> Int:
+    return min(max(offset, -MAX_OFFSET), MAX_OFFSET)
 
 
 @kernel

@@ -172,6 +172,7 @@ def draw(result: Row, path: Path) -> None:
     """What is lost over the ratio, how much of it is common, and what of an update the leading ranks hold."""
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter
 
     from fedfq.report.figures import PANEL, RC, UNDATED
 
@@ -195,6 +196,8 @@ def draw(result: Row, path: Path) -> None:
             axes.set_xlabel("float32 bytes / payload bytes")
         for axes in (lost, common):
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:g}%"))
+            axes.minorticks_off()
         lost.set_ylabel(f"lost of a client's energy, round {last}")
         common.set_ylabel("lost of what clients have in common")
         spectrum.set_ylabel("energy in the leading ranks")
@@ -204,5 +207,5 @@ def draw(result: Row, path: Path) -> None:
         spectrum.set_xlabel("rank")
         for axes in (lost, common, spectrum):
             axes.grid(alpha=0.3, linewidth=0.5)
-            axes.legend()
+            axes.legend(loc="lower right", fontsize=7)
         figure.savefig(path, metadata=UNDATED["svg"])

@@ -22,7 +22,7 @@ def decode(payload: bytes, like: Arrays | None = None, drift: Arrays | None = No
     """The tensors of a payload. `like` is the model, `drift` current - initial model for a shared basis."""
     reader = Reader(payload)
     start, flags, checksum = struct.unpack("<3sBI", reader.take(8))
-    assert start == b"FQ\1" and flags < 32 and checksum == zlib.crc32(payload[:4] + payload[8:])
+    assert start == b"FQ\1" and flags < 64 and checksum == zlib.crc32(payload[:4] + payload[8:])
     gain, basis = reader.scale() if flags & 4 else 1.0, reader.take(8) if flags & 8 else None
     layout = reader.layout(bool(flags & 1), like)
     moves = read_basis(layout, drift or {}, basis) if basis else {}
@@ -33,7 +33,9 @@ def decode(payload: bytes, like: Arrays | None = None, drift: Arrays | None = No
     sections = Sections(reader, gain, unit, shifts, moves)
     values = sections.small([t for t in layout if t.size <= 1024]) if flags & 16 else {}
     values |= {t.name: sections.section(t) for t in layout if t.name not in values}
-    assert not reader.read(), "bytes behind the last section"
+    if flags & 32:
+        sections.sketch([t for t in layout if t.floating], values)
+    assert not reader.read(), "bytes behind the last section or the sketch"
     return {t.name.decode(): rounded(values[t.name], t.dtype).reshape(t.shape) for t in layout}
 
 
@@ -247,6 +249,50 @@ class Sections:
         assert kind & 1 or not body.read()
         return rounded(product.astype(np.float64) + self.plain(*body.tiles(tensor.shape))) if kind & 1 else product
 
+    def sketch(self, floats: list[Tensor], values: dict[bytes, Array]) -> None:
+        """Add the estimate of what the sections left out."""
+        crc = zlib.crc32(self.reader.getvalue()[8 : self.reader.tell()])
+        seed, unit = int.from_bytes(self.reader.take(4), "little") * 2**32 + crc, self.reader.scale()
+        scales = Reader(self.reader.behind_length()).inflate(len(floats))
+        tensors, blocks = [(t, b) for t, b in zip(floats, scales, strict=True) if b], self.reader.varint()
+        size = sum(t.size for t, _ in tensors)
+        assert 1 <= blocks <= size <= 2**15 * blocks
+        opposite, column = np.divmod(np.frombuffer(self.reader.take(blocks), np.uint8), 128)
+        dither, levels = uniform(blocks, seed, sequence=1) - 0.5, self.reader.tiles((blocks,))[0]
+        length = rounded(((levels + np.rint(2.5 + dither)) - dither) * unit * np.where(opposite, -1.0, 1.0))
+        number, block = np.divmod(np.arange(size), blocks)
+        direction = normals(-(-size // blocks), seed)[number, column[block]]
+        with np.errstate(over="ignore"):
+            parts = split(direction * length[block], [t for t, _ in tensors])
+            for t, b in tensors:
+                part = parts[t.name] * entry_scales(t, b, self.moves.get(t.name))
+                values[t.name] = rounded(rounded(values[t.name]) + part.astype(np.float64))
+
+
+def normals(rows: int, seed: int) -> Array:
+    """Directions: the first 128 `rows` normal numbers, as float32."""
+    x, y = 2 * uniform(400 * rows, seed).reshape(-1, 2).T - 1
+    s = x * x + y * y
+    x, y, s = (values[(s > 0) & (s < 1)][: 64 * rows] for values in (x, y, s))
+    m, e = np.frexp(s)
+    m, e = np.where(m < 0.7071067811865476, (2 * m, e - 1), (m, e))
+    z, p = (m - 1) / (m + 1), np.zeros(len(s))
+    for k in range(10, -1, -1):
+        p = p * (z * z) + 1 / (2 * k + 1)
+    f = np.sqrt(-2 * (e * 0.6931471805599453 + (2 * z) * p) / s)
+    return np.stack([x * f, y * f], 1).astype(np.float32).reshape(rows, 128)
+
+
+def entry_scales(tensor: Tensor, b: int, move: Array | None) -> Array:
+    """Of a tensor with a sketch, flat: less where a row or a column has moved less than others."""
+    eighths = np.full(tensor.shape, b - 255)
+    if move is not None and move.any() and len(tensor.shape) >= 2:
+        squares = move.reshape(len(move), -1).astype(np.float64) ** 2
+        sums = squares.cumsum(1)[:, -1], squares.cumsum(0)[-1]
+        r, c = (np.frexp(np.maximum(s, s.max() / 2**12))[1] - np.frexp(s.max())[1] for s in sums)
+        eighths += (r[:, None] + c).reshape(tensor.shape)
+    return rounded(2.0 ** (eighths.reshape(-1) / 8))
+
 
 def split(joined: Array, tensors: list[Tensor]) -> dict[bytes, Array]:
     ends = itertools.accumulate(t.size for t in tensors)
@@ -272,14 +318,19 @@ def read_basis(layout: list[Tensor], drift: Arrays, digest: bytes) -> dict[bytes
 def known_directions(move: Array) -> tuple[Array, Array]:
     """The directions of rows and those of columns in which a folded tensor has moved."""
     assert 1e-30 <= np.abs(move).max() <= 1e30
-    d, (height, width) = move.astype(np.float64) / np.abs(move).max(), move.shape
-    k, golden = min(128, height, width), np.array([0x9E3779B97F4A7C15], np.uint64)
-    drawn = mix(mix(mix(golden)) + np.arange(width * k, dtype=np.uint64) * golden) >> np.uint64(11)
-    q = (2 * (drawn / 2.0**53) - 1).reshape(width, k)
+    d, width, k = move.astype(np.float64) / np.abs(move).max(), move.shape[1], min(128, *move.shape)
+    q = (2 * uniform(width * k) - 1).reshape(width, k)
     for _ in range(2):
         q, diagonal = orthonormal(d.T @ (d @ q))
     usable = np.cumprod(diagonal > 5e-6 * diagonal.max()).sum()
     return orthonormal(d @ q)[0][:, :usable], q[:, :usable]
+
+
+def uniform(size: int, seed: int = 0, sequence: int = 0) -> Array:
+    """The first of the random numbers u."""
+    golden = np.array([0x9E3779B97F4A7C15], np.uint64)
+    key = mix(mix(np.uint64(seed) + golden) ^ np.uint64(sequence) * golden)
+    return (mix(key + np.arange(size, dtype=np.uint64) * golden) >> np.uint64(11)) / 2.0**53
 
 
 def mix(x: Array) -> Array:

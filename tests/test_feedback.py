@@ -249,3 +249,8 @@ def test_a_state_of_another_model_is_refused_when_used() -> None:
     memory.load_state_dict({"residual/w": np.zeros((3, 4), np.float32)})
     with pytest.raises(ValueError, match=r"tensor 'w' has shape \(5,\), its memory has \(3, 4\)"):
         memory.encode({"w": np.ones(5, np.float32)})
+
+
+def test_unbiased_payloads_have_no_memory() -> None:
+    with pytest.raises(ValueError, match="unbiased=True leaves noise"):
+        ErrorFeedback(Codec(ratio=16, unbiased=True))

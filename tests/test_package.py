@@ -9,7 +9,7 @@ import pytest
 import fedfq
 from fedfq.codec.codec import DEFAULT_RATIO
 from fedfq.flower import fedfq_mod
-from fedfq.methods import options_of
+from fedfq.methods import Order, RoundContext, make, options_of
 
 
 def test_every_public_name_is_there():
@@ -37,7 +37,17 @@ def test_the_import_is_light_and_names_work_in_every_form():
 def test_one_default_ratio_serves_everywhere():
     """The codec, `fedfq.encode`, methods whose papers name none, and the client mod of Flower."""
     assert fedfq.Codec().ratio == DEFAULT_RATIO == 256
-    update = {"w": np.random.default_rng(0).standard_normal((100, 80)).astype("f4")}
+    update = {"w": np.random.default_rng(0).standard_normal((600, 500)).astype("f4")}
     assert fedfq.encode(update) == fedfq.encode(update, ratio=256) == fedfq.Codec().encode(update)
-    assert options_of("fedfq")["ratio"] == options_of("topk")["ratio"] == DEFAULT_RATIO
-    assert fedfq_mod() == fedfq_mod(DEFAULT_RATIO)
+    order = Order(RoundContext(1), 0, 0, b"")
+    payloads = {make("fedfq", **options).encode(update, {}, order).payload for options in ({}, {"ratio": 256})}
+    assert len(payloads) == 1
+    assert options_of("topk")["ratio"] == DEFAULT_RATIO and options_of("fedfq")["ratio"] is None
+
+
+def test_a_small_model_is_not_squeezed_unless_one_asks_for_it():
+    """4 KB: beside some 20 KB that a transport takes for itself, less saves nothing."""
+    update = {"w": np.random.default_rng(0).standard_normal((100, 80)).astype("f4")}
+    assert 3900 < len(fedfq.encode(update)) <= 4096
+    assert len(fedfq.encode(update, ratio=256)) <= 125
+    assert fedfq_mod().session.make_codec().least_bytes == 4096

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedfq import Codec, ErrorFeedback, SharedBasis, decode
+from fedfq import Codec, ErrorFeedback, SharedBasis, decode, inspect
 from fedfq.metrics import nmse
 from fedfq.session import ClientSession, derive_basis
 from tests.updates import Array, low_rank
@@ -63,3 +63,11 @@ def test_options_that_do_not_fit_are_refused_at_once() -> None:
         ClientSession(basis="own")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="ratio must be at least 1"):
         ClientSession(ratio=0.5)
+
+
+def test_an_unbiased_session_has_neither_memory_nor_gain() -> None:
+    session = ClientSession(ratio=16, unbiased=True)
+    sent = session.encode(UPDATE, {}, seed=1)
+    assert inspect(sent.payload, like=UPDATE).sketch_bytes > 0 and not sent.residual
+    assert session.encode(UPDATE, {}, seed=1, measure=True).payload == sent.payload
+    assert inspect(sent.payload, like=UPDATE).gain == 1.0 and not session.has_memory

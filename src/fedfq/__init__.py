@@ -30,7 +30,7 @@ def encode(update: Any, *, seed: int = 0, shared_basis: "SharedBasis | None" = N
     update        mapping from names to numpy arrays, torch tensors or other arrays; or a torch module
     seed          of the random numbers that the search for factors starts from
     shared_basis  directions that the decoder holds too (`SharedBasis`)
-    options       of `Codec`: mostly a size, such as `ratio=64` (the default is 256) or `max_bytes=70_000`
+    options       of `Codec`: mostly a size, such as `ratio=64` or `max_bytes=70_000` (the default: ratio 256, but 4 KB)
 
     Returns the payload, which fits the size. Raises `BudgetError` if no payload can be that small, `ValueError` for
     entries that are not finite or options that do not fit, and `TypeError` for what is no tensor.

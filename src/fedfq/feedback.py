@@ -40,6 +40,10 @@ class ErrorFeedback:
     """
 
     def __init__(self, codec: Codec) -> None:
+        if codec.unbiased:
+            raise ValueError(
+                "a memory goes with payloads that leave something out: unbiased=True leaves noise, no bias"
+            )
         self.codec = codec
         self.residual: dict[str, Array] = {}
         self._previous: dict[str, Array] | None = None

@@ -7,11 +7,10 @@ between two rounds is the engine's business: a session holds no state.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from fedfq.codec.codec import Codec, Gain
-from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.codec.shared_basis import SharedBasis
 from fedfq.codec.tensors import read
 from fedfq.feedback import ErrorFeedback
@@ -34,15 +33,17 @@ class Sent(NamedTuple):
 class ClientSession:
     """The options of a client, and what follows from them.
 
-    ratio           float32 bytes / payload bytes, at least
+    ratio           float32 bytes / payload bytes, at least; None: as in `Codec`
     basis           "shared": factors in the directions in which the model has moved, which both sides derive from the
                     initial model; "adaptive" and "identity" as in `Codec`
+    unbiased        as in `Codec`: there is neither memory nor gain then
     error_feedback  add what one payload leaves out to the next one
     gain            as in `Codec`
     """
 
-    ratio: float = DEFAULT_RATIO
+    ratio: float | None = None
     basis: Basis = "shared"
+    unbiased: bool = False
     error_feedback: bool = True
     gain: Gain | bool = "norm"
 
@@ -52,14 +53,29 @@ class ClientSession:
         self.make_codec()
 
     @property
+    def has_memory(self) -> bool:
+        """Whether what one payload leaves out is added to the next one."""
+        return self.error_feedback and not self.unbiased
+
+    @property
+    def codec_gain(self) -> Gain | bool:
+        """The gain of its payloads."""
+        return "none" if self.unbiased else self.gain
+
+    @property
     def uses_initial(self) -> bool:
         """Whether the client needs the initial model, which it then has to be sent once."""
         return self.basis == "shared"
 
+    def without_sketch(self) -> ClientSession:
+        """For a server that does more than average: what unbiased payloads are without their sketch."""
+        return replace(self, unbiased=False, error_feedback=False, gain="none") if self.unbiased else self
+
     def make_codec(self, **size: Any) -> Codec:
         """The codec, with a budget of this client's own (`ratio=` or `max_bytes=`) if there is one."""
         basis = "adaptive" if self.basis == "shared" else self.basis
-        return Codec(**(size or {"ratio": self.ratio}), basis=basis, gain=self.gain, layout="digest")
+        budget = size or ({} if self.ratio is None else {"ratio": self.ratio})
+        return Codec(**budget, basis=basis, gain=self.codec_gain, unbiased=self.unbiased, layout="digest")
 
     def encode(
         self,
@@ -77,7 +93,7 @@ class ClientSession:
         `make_codec`. `measure` asks for the NMSE, which takes a pass over the update. Raises what `Codec.encode` does.
         """
         codec = codec or self.make_codec()
-        if self.error_feedback:
+        if self.has_memory:
             feedback = ErrorFeedback(codec)
             feedback.residual = dict(residual)
             payload = feedback.encode(update, seed, shared_basis=shared_basis)

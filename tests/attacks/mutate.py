@@ -26,6 +26,7 @@ from fedfq.codec.format import coefficients, tiles
 from fedfq.codec.format.container import (
     HAS_BASIS,
     HAS_GAIN,
+    HAS_SKETCH,
     HAS_STEP,
     HEAD,
     LAYOUT_IS_DIGEST,
@@ -95,6 +96,18 @@ class SmallParts:
 
 
 @dataclass(frozen=True)
+class SketchParts:
+    """A sketch in its pieces; `scales` before compression, `blocks` is their number if that is a lie."""
+
+    seed: bytes
+    unit: float
+    scales: bytes
+    words: bytes
+    tiles: list[bytes]
+    blocks: bytes | None = None
+
+
+@dataclass(frozen=True)
 class Parts:
     """A payload that can be given any lie. `table` is the layout before compression, or the digest."""
 
@@ -106,6 +119,7 @@ class Parts:
     basis: bytes = b""  # the digest of the shared basis
     version: int = VERSION
     small: SmallParts | None = None
+    sketch: SketchParts | None = None
 
 
 def seal(payload: bytes) -> bytes:
@@ -176,6 +190,13 @@ def join_small(small: SmallParts, *, steps: bytes | None = None) -> bytes:
     return first + section(*small.common) + own + section(*small.integers)
 
 
+def join_sketch(sketch: SketchParts, *, scales: bytes | None = None) -> bytes:
+    """A sketch. `scales` replaces the compressed stream, length and all."""
+    head = sketch.seed + struct.pack("<f", sketch.unit) + (packed_stream(sketch.scales) if scales is None else scales)
+    blocks = varint(len(sketch.words)) if sketch.blocks is None else sketch.blocks
+    return head + blocks + sketch.words + join_tiles(sketch.tiles)
+
+
 def assemble(parts: Parts, *, packed: bytes | None = None, small: bytes | None = None, tail: bytes = b"") -> bytes:
     """The bytes of a payload. `packed` replaces the compressed layout, length and all; `small` what small tensors
     share; `tail` follows the sections."""
@@ -187,7 +208,8 @@ def assemble(parts: Parts, *, packed: bytes | None = None, small: bytes | None =
     sections = b"".join(section(*part) for part in parts.sections)
     if small is None:
         small = b"" if parts.small is None else join_small(parts.small)
-    body = parts.gain + parts.basis + packed + parts.step + small + sections + tail
+    sketch = b"" if parts.sketch is None else join_sketch(parts.sketch)
+    body = parts.gain + parts.basis + packed + parts.step + small + sections + sketch + tail
     return seal(HEAD.pack(MAGIC, parts.version & 255, parts.flags & 255, 0) + body)
 
 
@@ -212,7 +234,17 @@ def take_apart(payload: bytes, model: dict[str, Array]) -> Parts:
         small = _take_small(reader, [model[name] for name in names if model[name].size <= SMALL_ENTRIES])
         names = [name for name in names if model[name].size > SMALL_ENTRIES]
     sections = [_take_section(reader, model[name].shape) for name in names]
-    return Parts(flags, table, step, sections, gain, basis, small=small)
+    sketch = _take_sketch(reader) if flags & HAS_SKETCH else None
+    return Parts(flags, table, step, sections, gain, basis, small=small, sketch=sketch)
+
+
+def _take_sketch(reader: ByteReader) -> SketchParts:
+    seed, unit = bytes(reader.take(4)), reader.float32()
+    scales = zlib.decompress(reader.take(reader.varint()), -15)
+    words = bytes(reader.take(reader.varint()))
+    number = len(cut_into_tiles((len(words),)))
+    tiles = [bytes(reader.take(reader.varint())) for _ in range(number - 1)]
+    return SketchParts(seed, unit, scales, words, [*tiles, bytes(reader.rest())])
 
 
 def _take_section(reader: ByteReader, shape: tuple[int, ...]) -> tuple[int, Body]:
@@ -389,6 +421,8 @@ def corpus(seed: int = 0, wild: int = 60) -> list[Entry]:
         "digest": {"step": 0.5, "basis": "identity", "layout": "digest"},
         "adaptive": {"step": 0.3},
         "gain": {"step": 0.8, "layout": "digest", "gain": True},
+        "unbiased": {"step": 0.8, "unbiased": True},
+        "unbiased digest": {"step": 2.0, "layout": "digest", "unbiased": True, "basis": "identity"},
         "exact": {"claimed_ratio": 12, "allocator": "exact"},
         "cgsa": {"claimed_ratio": 8, "allocator": "cgsa", "layout": "digest"},
     }
@@ -443,6 +477,7 @@ def _shared(rng: np.random.Generator) -> Iterator[Entry]:
         "coarse": {"step": 2.0},
         "digest": {"step": 0.5, "layout": "digest", "gain": True},
         "budget": {"ratio": 30},
+        "unbiased": {"ratio": 40, "unbiased": True},
     }
     groups = [(title, list(model), options) for title, options in codecs.items()]
     for title, names, options in [*groups, *((name, [name], codecs["coarse"]) for name in (*inside, "kernel"))]:
@@ -932,6 +967,41 @@ def integers_of_small(parts: Parts, other: Parts, noise: random.Random) -> bytes
     return assemble(replace(parts, small=replace(small, integers=noise.choice(sections))))
 
 
+def sketch_of_payload(parts: Parts, other: Parts, noise: random.Random) -> bytes:
+    """The sketch: units, scales, blocks and their number, levels, a damaged stream; another's, twice, left out."""
+    sketch = parts.sketch or other.sketch or SketchParts(bytes(4), 1.0, b"\xff", bytes(8), [b""])
+    parts = replace(parts, flags=parts.flags | HAS_SKETCH, sketch=sketch)
+    scales, words, tiles = sketch.scales, sketch.words, sketch.tiles
+    levels = np.array(noise.choices((0, 0, 1, -1, 1 << 17, -(1 << 17)), k=max(1, len(words))))
+    levels[0] = 1
+    one_tile = [tile_of(levels[None, :])] if len(levels) <= SMALL_TILE_CELLS else [b""]
+    ways = (
+        replace(sketch, unit=_any_float(noise)),
+        replace(sketch, unit=FLOAT32_MAX, tiles=one_tile),
+        replace(sketch, seed=noise.randbytes(4)),
+        replace(sketch, tiles=one_tile),
+        replace(sketch, tiles=[_some_tile(noise)]),
+        replace(sketch, tiles=[*tiles, b"\0"]),
+        replace(sketch, tiles=[]),
+        *(replace(sketch, scales=some) for some in (b"", scales[:-1], scales + b"\1", bytes(len(scales)))),
+        *(replace(sketch, scales=noise.randbytes(len(scales))) for _ in range(2)),
+        replace(sketch, scales=bytes(noise.choice((0, 1, byte, 255)) for byte in scales)),
+        *(replace(sketch, words=some) for some in (b"", words[:1], words[:-1], words + b"\0", 9 * words)),
+        replace(sketch, words=noise.randbytes(len(words)), tiles=tiles),
+        replace(sketch, words=words[:1], tiles=[b""]),
+        replace(sketch, blocks=_varint(noise)),
+        other.sketch or sketch,
+    )
+    way = noise.random()
+    if way < 0.8:
+        return assemble(replace(parts, sketch=noise.choice(ways)))
+    if way < 0.9:
+        return assemble(replace(parts, sketch=None), tail=join_sketch(sketch, scales=_damaged_stream(scales, noise)))
+    if way < 0.95:
+        return assemble(parts, tail=join_sketch(sketch))
+    return assemble(replace(parts, sketch=None, flags=parts.flags ^ noise.choice((0, HAS_SKETCH))))
+
+
 def known_directions(parts: Parts, other: Parts, noise: random.Random) -> bytes:
     """A side in known directions: their number, their tile, that of the rest; or the section is another tensor's."""
     places = [k for k, (kind, body) in enumerate(parts.sections) if kind in FACTORED and isinstance(body, list)]
@@ -1082,7 +1152,7 @@ Structural = Callable[[Parts, Parts, random.Random], bytes]
 STRUCTURAL: tuple[Structural, ...] = (
     *(order_of_sections, kind_of_section, length_of_section, body_of_section),
     *(header_of_tile, header_of_tile, tiles_of_section, tiles_of_section),
-    *(rank_of_factors, known_directions, known_directions, basis_of_payload),
+    *(rank_of_factors, known_directions, known_directions, basis_of_payload, sketch_of_payload, sketch_of_payload),
     *(dtype_of_integers, step_of_section, steps_of_small, sections_of_small, padding_of_small, integers_of_small),
     *(step_and_shifts, flags_and_version, layout_table, layout_entry, layout_entry, layout_block),
 )

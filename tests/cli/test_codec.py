@@ -75,7 +75,7 @@ def test_round_trip_through_files(folder, source, target):
 
 def test_the_default_is_that_of_the_codec(folder):
     ok("encode", "update.npz", "update.fq")
-    assert (folder / "update.fq").read_bytes() == fedfq.encode(read_tensors("update.npz"), ratio=256)
+    assert (folder / "update.fq").read_bytes() == fedfq.encode(read_tensors("update.npz"))
     assert "--ratio 256 if none" in ok("encode", "--help")
 
 
@@ -86,7 +86,7 @@ def test_the_default_is_that_of_the_codec(folder):
         (("--max-bytes", 900), {"max_bytes": 900}),
         (("--step", 0.5), {"step": 0.5}),
         (("--ratio", 9, "--keep", "*bias", "--keep", "x"), {"ratio": 9, "keep": ("*bias", "x")}),
-        (("--layout", "digest", "--threads", 2), {"ratio": 256, "layout": "digest"}),
+        (("--layout", "digest", "--threads", 2), {"layout": "digest"}),
         (("--claimed-ratio", 32, "--allocator", "exact"), {"claimed_ratio": 32, "allocator": "exact"}),
         (("--ratio", 20, "--allocator", "cgsa", "--seed", 3), {"ratio": 20, "allocator": "cgsa", "seed": 3}),
         (("--step", 2, "--rounding", "stochastic", "--seed", 5), {"step": 2, "rounding": "stochastic", "seed": 5}),

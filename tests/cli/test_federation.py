@@ -19,6 +19,7 @@ import pytest
 from click.testing import Result
 
 from fedfq.cli import federation
+from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import Federation
@@ -208,7 +209,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
 def test_a_run_in_which_no_update_is_accepted_says_so_and_fails() -> None:
     result = run("run", "--lr", "1e9", *SMALL, "--local-steps", "5", "--out", "run")
     assert result.exit_code == 1 and "run" in result.stdout
-    assert "fedfq@256: round 1: the update of client" in result.stderr and "not finite" in result.stderr
+    assert "fedfq: round 1: the update of client" in result.stderr and "not finite" in result.stderr
     assert "no update was accepted in 2 of 2 rounds, among them all of the last 1: the run has failed" in result.stderr
     assert (Path("run") / "model.safetensors").is_file()
 
@@ -274,8 +275,9 @@ def test_help_shows_every_default(command: Callable[..., None]) -> None:
     default = Config.make()
     for name in {"task", "method", "weighting", "seed", "eval_every", "checkpoint_every"} & shown.keys():
         assert shown[name] == str(getattr(default, name))
+    said = default.options | {"ratio": f"{DEFAULT_RATIO}, but 4 KB at least"}
     for name in {"ratio", "basis"} & shown.keys():
-        assert shown[name] == f"the method's; fedfq: {default.options[name]}"
+        assert shown[name] == f"the method's; fedfq: {said[name]}"
     printed = " ".join(ok(command.__name__, "--help").replace("│", " ").split())
     assert printed.count("[default: ") == len(shown)
 

@@ -53,7 +53,7 @@ def test_one_is_explained(name: str) -> None:
     shown, made = ok("methods", name), make(name)
     for text in (made.summary, made.paper, made.claims, made.client_memory, made.server_memory):
         assert text in shown
-    assert re.search(rf"unbiased +{'yes' if made.unbiased else 'no'}", shown)
+    assert re.search(rf"unbiased +{'yes' if made.is_unbiased else 'no'}", shown)
     for option, (values, meaning) in meanings_of(name).items():
         row = rf"{option} +{re.escape(written(options_of(name)[option]))} +{re.escape(values)} +{re.escape(meaning)}"
         assert re.search(row, shown)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -695,3 +696,83 @@ def test_encode_is_a_codec_used_once() -> None:
     ).encode(update, seed=3)
     codec = Codec(ratio=20)
     assert codec.encode(update) == codec.encode(update, 0)  # stateless
+
+
+# Unbiased payloads
+
+
+def flat(update: Mapping[str, Array]) -> Array:
+    return np.concatenate([array.reshape(-1) for array in update.values() if array.dtype.kind == "f"]).astype(float)
+
+
+def test_the_mean_of_unbiased_payloads_is_the_update() -> None:
+    """Tensor by tensor: over 400 seeds, within its standard error; the biased one is not."""
+    update = {"w": low_rank(30, 40, 3, noise=0.3), "v": scaled(20, 25), "b": draw("normal", (17,))}
+    codec = Codec(max_bytes=250, unbiased=True)
+    every = [decode(codec.encode(update, seed=seed)) for seed in range(400)]
+    biased = decode(Codec(max_bytes=250).encode(update))
+    for name, array in update.items():
+        drawn = np.stack([one[name] for one in every]).astype(float)
+        expected = drawn.var(0, ddof=1).sum() / len(every)  # of the squared error of the mean
+        assert np.square(drawn.mean(0) - array).sum() == pytest.approx(expected, rel=0.5)
+        assert np.square(biased[name] - array).sum() > 5 * expected
+
+
+@pytest.mark.parametrize("basis", ["adaptive", "identity"])
+@pytest.mark.parametrize("ratio", [4, 30, 100, 400])
+def test_unbiased_payloads_keep_the_budget_and_fill_it(ratio: float, basis: Any) -> None:
+    update = {"w": low_rank(100, 200, 10, noise=0.1), "v": scaled(60, 60), "b": draw("normal", (100,))}
+    payload = Codec(ratio=ratio, basis=basis, layout="digest", unbiased=True).encode(update)
+    assert 0.95 * raw_size(update) / ratio - 8 <= len(payload) <= raw_size(update) / ratio
+
+
+def test_a_budget_too_small_for_both_is_for_the_sketch() -> None:
+    update = {"w": draw("normal", (60, 80)), "b": draw("normal", (100,))}
+    with pytest.raises(BudgetError) as error:
+        Codec(max_bytes=35, unbiased=True).encode(update)
+    payload = Codec(max_bytes=error.value.minimum, unbiased=True).encode(update)
+    report = inspect(payload)
+    assert report.nonzeros == 0 and report.sketch_bytes > 0
+    with pytest.raises(BudgetError):
+        Codec(max_bytes=error.value.minimum - 1, unbiased=True).encode(update)
+
+
+def test_statistics_are_not_sketched() -> None:
+    update = network()
+    payload = Codec(max_bytes=500, unbiased=True).encode(update)
+    one, other = decode(payload), decode(Codec(max_bytes=500, unbiased=True).encode(update, seed=1))
+    assert (one["bn.running_var"] == other["bn.running_var"]).all()
+    assert (one["bn.num_batches_tracked"] == update["bn.num_batches_tracked"]).all()
+    assert (one["fc.weight"] != other["fc.weight"]).any()
+
+
+def test_updates_with_the_same_seed_have_random_numbers_of_their_own() -> None:
+    """The bytes before a sketch are part of its seed: noise of clients that all use seed 0 still averages out."""
+    rng = np.random.default_rng(0)
+    updates = [{"w": rng.standard_normal((50, 60)).astype(np.float32)} for _ in range(20)]
+    codec = Codec(max_bytes=200, unbiased=True)
+    errors = [flat(decode(codec.encode(update))) - flat(update) for update in updates]
+    alone, together = np.mean([e @ e for e in errors]), np.square(np.mean(errors, 0)).sum()
+    assert together == pytest.approx(alone / 20, rel=0.25)
+
+
+def test_an_update_of_zeros_has_no_sketch() -> None:
+    payload = Codec(max_bytes=100, unbiased=True).encode({"w": np.zeros((30, 40), np.float32)})
+    assert inspect(payload).sketch_bytes == 0
+
+
+def test_a_step_says_how_large_a_sketch_is_best() -> None:
+    update = {"w": draw("laplace", (100, 120))}
+    shares = []
+    for step in (0.5, 2.0, 8.0):
+        report = inspect(Codec(step=step, unbiased=True).encode(update))
+        shares.append(report.sketch_bytes / report.bytes)
+    assert shares == sorted(shares) and shares[0] < 0.35
+
+
+@pytest.mark.parametrize(
+    "options", [{"gain": True}, {"allocator": "cgsa"}, {"basis": "identity", "rounding": "stochastic"}]
+)
+def test_what_unbiased_does_not_go_with(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="unbiased=True goes with"):
+        Codec(unbiased=True, **options)

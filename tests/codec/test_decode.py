@@ -393,11 +393,20 @@ def test_decoding_one_tensor_at_a_time_gives_the_same() -> None:
     payload = encode(network(), ratio=12, layout="digest")
     each = decode_each(payload, lambda array: array, like=network())
     together = decode(payload, like=network())
-    assert_identical(dict(zip(together, each)), together)
+    assert_identical({name: whole for name, (_, whole) in zip(together, each)}, together)
     looked: list[Any] = []
     with pytest.raises(PayloadError, match="checksum"):
         decode_each(payload[:-1], looked.append, like=network())
     assert looked == []
+
+
+def test_a_tensor_is_seen_without_its_sketch_and_with_it() -> None:
+    payload = encode(network(), ratio=12, layout="digest", unbiased=True)
+    each = decode_each(payload, lambda array: np.square(array).sum(), like=network())
+    energies = dict(zip(network(), each))
+    without, whole = energies["fc.weight"]
+    assert 0 < without < whole
+    assert energies["bn.running_var"][0] == energies["bn.running_var"][1]
 
 
 def test_a_weight_may_be_any_positive_integer() -> None:

@@ -54,7 +54,14 @@ def payloads(tmp_path: Path) -> Path:
         np.savez(tmp_path / f"{name}.npz", **decode(payload))
     ranks = [max(t.rank for t in inspect((tmp_path / f"{name}.fq").read_bytes()).tensors) for name in updates]
     assert ranks[0] > 16 and ranks[1] and ranks[2]
-    for case in (*CASES, *(name for name in PRODUCTS if name.startswith("factors"))):
+    for case in (
+        *CASES,
+        *(
+            name
+            for name in PRODUCTS
+            if name.startswith("factors") or name in ("sketch", "sketch-digest", "sketch-alone")
+        ),
+    ):
         for suffix in (".fq", ".npz"):
             (tmp_path / (case + suffix)).write_bytes((FOLDER / (case + suffix)).read_bytes())
     return tmp_path

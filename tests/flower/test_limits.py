@@ -96,3 +96,10 @@ def test_where_most_do_not_move_a_few_cannot_say_what_is_usual():
     found = [Pair(0.0, 0.0)] * 7 + [Pair(0.01, 0.0)] + [Pair(1e30, 0.0)] * 2
     scales = Limits(10, 10).scales(found)
     assert [pair.floats * by.floats for pair, by in zip(found, scales)] == pytest.approx([0.0] * 7 + [0.01, 0.1, 0.1])
+
+
+def test_sections_and_sketches_are_judged_apart() -> None:
+    """Noise makes all updates five times longer: neither thirty times the sections hide in it, nor a sketch alone."""
+    honest, sections, noise = Pair(1.0, 0.0), Pair(30.0, 0.0), Pair(0.0, 0.0)
+    found = Limits(10.0, None).scales([honest, honest, honest, sections, noise], [5.0, 5.0, 5.0, 31.0, 5000.0])
+    assert [pair.floats for pair in found] == pytest.approx([1, 1, 1, 1 / 3, 1 / 100])

@@ -363,3 +363,24 @@ def test_models_of_any_size_learn_the_same(monkeypatch):
         server = Server(LocalGrid(app([fedfq_mod(64)]), 2))
         runs.append([payload_of(reply) for _ in range(3) for reply in server.round().values()])
     assert runs[0] == runs[1]
+
+
+# Unbiased payloads
+
+
+def test_unbiased_payloads_are_sketched_and_leave_no_memory():
+    model = network(5)
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), 2)
+    server = Server(grid, model)
+    for _ in range(2):
+        reply = server.round()[2]
+        assert fedfq.inspect(payload_of(reply), like=model).sketch_bytes > 0
+        assert server.metrics["fedfq-dropped"] == 0
+    assert not any(name.startswith("residual") for name in grid.contexts[2].state)
+
+
+def test_clients_with_the_same_seed_have_noise_of_their_own():
+    model = network(5)
+    server = Server(LocalGrid(app([fedfq_mod(16, unbiased=True)]), 2), model)
+    one, other = (fedfq.decode(payload_of(reply), like=model)["fc.weight"] for reply in server.round().values())
+    assert abs(np.corrcoef(one.reshape(-1), other.reshape(-1))[0, 1]) < 0.5

@@ -14,7 +14,7 @@ from fedfq.flower.protocol import (
     unseal,
 )
 
-GOOD = {"round": 3, "accepted": 2, "model": "0123456789abcdef", "initial": "f" * 16, "token": bytes(16)}
+GOOD = {"round": 3, "accepted": 2, "model": "0123456789abcdef", "initial": "f" * 16, "sketch": True, "token": bytes(16)}
 
 
 @pytest.mark.parametrize("change", [{}, {"model": "", "initial": ""}, {"accepted": 0}, {"round": 2**31 - 1}])
@@ -23,6 +23,7 @@ def test_an_order_is_read_as_it_was_sent(change):
 
 
 BAD = {
+    "sketch": [1, 0, "", "yes", None, [True]],
     "round": [0, -1, 2**31, 1.0, True, "3", "../3", [3], b"3"],
     "accepted": [-1, 3, 0.0, False, "../../x", [1]],
     "model": [

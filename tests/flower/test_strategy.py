@@ -2,7 +2,9 @@
 
 import gc
 import logging
+import struct
 import tracemalloc
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -542,8 +544,63 @@ def test_a_training_in_which_nothing_was_accepted_fails_and_says_why(caplog):
     """A budget that is too small for the model: every client refuses, and an empty model would be saved."""
     model = {"bn.running_var": np.ones(256, np.float32), "w": np.zeros((20, 20), np.float32)}
     strategy = Compressed(FedAvg(fraction_evaluate=0.0))
-    grid = LocalGrid(app([fedfq_mod()], lambda given, *_: {name: value + 1 for name, value in given.items()}), NODES)
+    grid = LocalGrid(app([fedfq_mod(256)], lambda given, *_: {name: value + 1 for name, value in given.items()}), NODES)
     with caplog.at_level("ERROR", "flwr"), pytest.raises(NothingAccepted, match="in 2 rounds.*a ratio of .* at most"):
         strategy.start(grid, record(model), num_rounds=2)
     said = [each.getMessage() for each in caplog.records if "no reply of round" in each.getMessage()]
     assert len(said) == 2 and "so the model stays as it was" in said[0]
+
+
+# Unbiased payloads
+
+LINEAR = ("FedAvg", "FedProx", "FedAvgM")
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_sketches_are_for_strategies_that_only_average(name: str) -> None:
+    """Clients that would send noise are told not to where it is squared, compared or clipped."""
+    mods = [fedfq_mod(16, unbiased=True), *MODS.get(name, [])[1:]]
+    grid = LocalGrid(app(mods), NODES)
+    strategy = Compressed(STRATEGIES[name]())
+    before = {key: array for key, array in network(5).items() if key != COUNTER}  # QFedAvg cannot do with integers
+    replies = list(grid.send_and_receive(strategy.configure_train(1, record(before), ConfigRecord(), grid)))
+    found = {fedfq.inspect(payload_of(reply), like=before).sketch_bytes > 0 for reply in replies}
+    assert found == {name in LINEAR}
+    model, metrics = strategy.aggregate_train(1, replies)
+    assert model is not None and metrics is not None and metrics["fedfq-dropped"] == 0
+
+
+def test_nor_are_they_where_norms_are_limited() -> None:
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), 2)
+    messages = Compressed(FedAvg(), max_norm=1e3).configure_train(1, record(network(5)), ConfigRecord(), grid)
+    (one, *_) = grid.send_and_receive(messages)
+    assert fedfq.inspect(payload_of(one), like=network(5)).sketch_bytes == 0
+
+
+def test_nobody_owns_the_mean_with_a_sketch() -> None:
+    """A sketch in huge units, beside sections like everybody's, is cut to ten times what is usual."""
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), NODES)
+
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1:
+            change_payloads(reply, lambda payload: with_unit(payload, 1e6))
+        return reply
+
+    grid.tamper = tamper
+    model = record(network(5))
+    strategy = Compressed(FedAvg())
+    replies = grid.send_and_receive(strategy.configure_train(1, model, ConfigRecord(), grid))
+    after, metrics = strategy.aggregate_train(1, replies)
+    assert after is not None and metrics is not None
+    assert metrics["fedfq-scaled-nodes"] == [1]
+    moved = max(np.abs(after[name].numpy() - model[name].numpy()).max() for name in ("fc.weight", "conv.weight"))
+    assert moved < 10
+
+
+def with_unit(payload: bytes, unit: float) -> bytes:
+    """The payload with a sketch in other units."""
+    report = fedfq.inspect(payload, like=network(5))
+    at = len(payload) - report.sketch_bytes + 4
+    changed = payload[:at] + struct.pack("<f", unit) + payload[at + 4 :]
+    checksum = zlib.crc32(changed[8:], zlib.crc32(changed[:4]))
+    return changed[:4] + struct.pack("<I", checksum) + changed[8:]

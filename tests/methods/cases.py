@@ -25,6 +25,7 @@ VARIANTS = {
     "fedfq, full gain": ("fedfq", {"gain": True}),
     "fedfq, no gain": ("fedfq", {"gain": False}),
     "fedfq, no memory": ("fedfq", {"error_feedback": False}),
+    "fedfq, unbiased": ("fedfq", {"unbiased": True, "ratio": 4}),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in METHODS}, **VARIANTS}
 

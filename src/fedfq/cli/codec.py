@@ -52,7 +52,9 @@ class Layout(StrEnum):
 
 def _size(text: str, default: str | bool = True) -> Any:
     return typer.Option(
-        help=text, show_default=default, rich_help_panel=f"Size (one of these; --ratio {DEFAULT_RATIO} if none)"
+        help=text,
+        show_default=default,
+        rich_help_panel=f"Size (one of these; --ratio {DEFAULT_RATIO} if none, but 4 KB)",
     )
 
 
@@ -61,7 +63,10 @@ class Size:
     """How large a payload may become: in one way, or as by default."""
 
     ratio: Annotated[
-        float | None, _size("At least so many times smaller than float32.", f"{DEFAULT_RATIO}, if no size is given")
+        float | None,
+        _size(
+            "At least so many times smaller than float32.", f"{DEFAULT_RATIO}, but 4 KB at least, if no size is given"
+        ),
     ] = None
     bits_per_parameter: Annotated[float | None, _size("At most so many bits per parameter.")] = None
     max_bytes: Annotated[int | None, _size("At most so many bytes.")] = None
@@ -97,6 +102,10 @@ class Coding:
         bool | None, typer.Option("--gain/--no-gain", help="Undo the shrinking of a dead zone.", show_default="no-gain")
     ] = None
     norm_gain: NormGain = False
+    unbiased: Annotated[
+        bool | None,
+        typer.Option("--unbiased/--no-unbiased", help="Noise instead of bias.", show_default="no-unbiased"),
+    ] = None
     layout: Annotated[Layout, typer.Option(help="Digest: names and shapes stay at home.")] = Layout.full
     keep: Annotated[
         list[str] | None,
@@ -274,7 +283,11 @@ def _tabulate(report: fedfq.Report) -> Table:
     for tensor in report.tensors:
         kind = tensor.kind.replace("factors", f"rank {tensor.rank}")
         table.add_row(escape(tensor.name), format_shape(tensor.shape), tensor.dtype, kind, *format_sizes(tensor))
-    for name, size in (("(small tensors together)", report.small_bytes), ("(header)", report.header_bytes)):
+    for name, size in (
+        ("(small tensors together)", report.small_bytes),
+        ("(sketch of the rest)", report.sketch_bytes),
+        ("(header)", report.header_bytes),
+    ):
         if size:
             table.add_row(name, "", "", "", f"{size:,}", f"{size / report.bytes:.1%}", "", "")
     table.show_footer = True

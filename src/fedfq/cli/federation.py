@@ -56,9 +56,18 @@ def run(
         ),
     ] = None,
     ratio: Annotated[
-        float | None, option("float32 bytes / payload bytes, at least.", f"the method's; fedfq: {DEFAULT_RATIO}")
+        float | None,
+        option("float32 bytes / payload bytes, at least.", f"the method's; fedfq: {DEFAULT_RATIO}, but 4 KB at least"),
     ] = None,
     training: Training,
+    unbiased: Annotated[
+        bool | None,
+        typer.Option(
+            "--unbiased/--no-unbiased",
+            help="Noise instead of bias: what is left out is sketched, and clients keep no memory.",
+            show_default="the method's; fedfq: no-unbiased",
+        ),
+    ] = None,
     error_feedback: Annotated[
         bool | None,
         typer.Option(

@@ -39,7 +39,7 @@ def _list_all() -> Table:
         made = make(name)
         options = "\n".join(f"{option}={written(default)}" for option, default in options_of(name).items())
         memories = (made.client_memory, made.server_memory)
-        table.add_row(name, options, made.paper, made.claims, *memories, "yes" if made.unbiased else "no")
+        table.add_row(name, options, made.paper, made.claims, *memories, "yes" if made.is_unbiased else "no")
     return table
 
 
@@ -55,7 +55,7 @@ def _explain(name: str) -> None:
         ("claimed cost", made.claims),
         ("client keeps", made.client_memory),
         ("server keeps", made.server_memory),
-        ("unbiased", "yes" if made.unbiased else "no"),
+        ("unbiased", "yes" if made.is_unbiased else "no"),
     ):
         facts.add_row(what, text)
     typer.echo(f"{name}\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedfq.cli.options import Earlier, Machine
 
-OF_METHOD = ("ratio", "error_feedback", "gain", "basis")  # options that are the method's
+OF_METHOD = ("ratio", "unbiased", "error_feedback", "gain", "basis")  # options that are the method's
 PATHS = ("out", "data_dir")
 
 

@@ -14,15 +14,17 @@ from fedfq.types import Array
 from .decode import PIECE_ENTRIES, decode_parsed, parse
 from .encoder.frame import Frame
 from .encoder.own_steps import DEFAULT_FINENESS, Statistics, finest_step
+from .encoder.quantize import LAMBDA
 from .encoder.request import Request
+from .encoder.sketch import Sketcher
 from .encoder.waterfill import Waterfill
 from .encoder.widths import Widths
 from .errors import BudgetError
-from .format.container import Container, Encoding
+from .format.container import Container, Encoding, add_sketch, checksum_before_sketch
 from .format.layout import Spec, raw_bytes
 from .kernels import U, kernel
 from .parallel import Spread, check_threads, with_workers
-from .ratio import DEFAULT_RATIO, check_ratio
+from .ratio import DEFAULT_RATIO, LEAST_BYTES, check_ratio
 from .shared_basis import SharedBasis
 from .tensors import EXACT, KEPT, QUANTIZED, Tensor, read
 
@@ -39,12 +41,13 @@ TOO_LARGE = 1 << 63  # no budget or ratio is so large
 
 class Encoded(NamedTuple):
     """An update encoded: the payload's frame, what is in it, the tensors that have the common step, and the steps of
-    all others."""
+    all others; and the frame without these."""
 
     container: Container
     encoding: Encoding
     common: list[Tensor]
     steps: dict[str, float]
+    bare: Container
 
 
 class Codec:
@@ -52,7 +55,7 @@ class Codec:
 
     Stateless: one codec serves any number of updates, also in several threads at a time.
 
-    One of these says how large a payload may be (`ratio=256` if none does):
+    One of these says how large a payload may be (if none does, `ratio=256`, but 4 KB at least):
 
     ratio               raw size / payload size, at least, from 1 on; raw is 4 bytes per floating-point entry, native
                         bytes else
@@ -70,6 +73,9 @@ class Codec:
                "deadzone" for waterfill and "stochastic", as in the paper, for exact and cgsa
     gain       "none" (or False); "full" (or True): scale what is decoded so that <h, decoded> = <h, h>, which undoes
                the shrinking of a dead zone, for a larger error; "norm": so that ||decoded|| = ||h||, about half of that
+    unbiased   what the payload would leave out is sketched: a noisy estimate, so that the mean of what is decoded over
+               many seeds is the update itself. The error of one payload may then be several times the update's energy,
+               and averages out over clients and rounds. Statistics (see keep) are not sketched
     layout     "full" puts names and shapes into the payload, "digest" 8 bytes that stand for them: decoding then needs
                `like=`
     keep       name patterns (as of `fnmatch`) of statistics; they replace the default ones, which are the names of
@@ -107,6 +113,7 @@ class Codec:
         basis: Literal["adaptive", "identity"] | None = None,
         rounding: Literal["deadzone", "stochastic"] | None = None,
         gain: Gain | bool = False,
+        unbiased: bool = False,
         layout: Literal["full", "digest"] = "full",
         keep: Sequence[str] = KEEP,
         threads: int = 1,
@@ -123,6 +130,8 @@ class Codec:
         self.max_bytes = sizes["max_bytes"]
         self.step = sizes["step"]
         self.claimed_ratio = sizes["claimed_ratio"]
+        given = (ratio, bits_per_parameter, max_bytes, step, claimed_ratio)
+        self.least_bytes = 0 if any(size is not None for size in given) else LEAST_BYTES
         if isinstance(gain, bool):
             gain = "full" if gain else "none"
         if rounding is None:
@@ -135,6 +144,7 @@ class Codec:
         self.basis = basis
         self.rounding = rounding
         self.gain = gain
+        self.unbiased = bool(unbiased)
         self.layout = layout
         self.keep = tuple(keep)
         self.threads = threads
@@ -149,6 +159,10 @@ class Codec:
         _one_of("basis", self.basis, ("adaptive", "identity"))
         if self.basis == "adaptive" and not (self.allocator == "waterfill" and self.rounding == "deadzone"):
             raise ValueError('basis="adaptive" goes with allocator="waterfill" and rounding="deadzone"')
+        if self.unbiased and not (self.allocator == "waterfill" and self.rounding == "deadzone"):
+            raise ValueError('unbiased=True goes with allocator="waterfill" and rounding="deadzone"')
+        if self.unbiased and self.gain != "none":
+            raise ValueError("unbiased=True goes without a gain: what is decoded is right in the mean already")
         if self.step is not None and self.allocator != "waterfill":
             raise ValueError(f'step= goes with allocator="waterfill", not with {self.allocator!r}')
         if self.claimed_ratio is not None and self.allocator == "waterfill":
@@ -164,23 +178,65 @@ class Codec:
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
         tensors = read(update, self.keep)
-        container, encoding, common, _ = self._encode(tensors, seed, shared_basis)
+        encoded = self._encode(tensors, seed, shared_basis)
+        container, encoding = encoded.container, encoded.encoding
+        if self.unbiased:
+            return self._add_sketch(encoded, tensors, seed, shared_basis)
         payload = container.to_bytes(encoding)
         if self.gain == "none":
             return payload
         decoded = self._decode(payload, tensors, shared_basis)
-        return container.to_bytes(encoding, self._find_gain(common, decoded))
+        return container.to_bytes(encoding, self._find_gain(encoded.common, decoded))
 
     def encode_and_decode(
         self, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
     ) -> tuple[bytes, dict[str, Array]]:
         """The payload of tensors that were read already, and what it decodes to, without its gain."""
-        container, encoding, common, _ = self._encode(tensors, seed, shared_basis)
+        encoded = self._encode(tensors, seed, shared_basis)
+        container, encoding = encoded.container, encoded.encoding
+        if self.unbiased:
+            payload = self._add_sketch(encoded, tensors, seed, shared_basis)
+            return payload, self._decode(payload, tensors, shared_basis)
         payload = container.to_bytes(encoding)
         decoded = self._decode(payload, tensors, shared_basis)
         if self.gain != "none":
-            payload = container.to_bytes(encoding, self._find_gain(common, decoded))
+            payload = container.to_bytes(encoding, self._find_gain(encoded.common, decoded))
         return payload, decoded
+
+    def _add_sketch(
+        self, encoded: Encoded, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
+    ) -> bytes:
+        """The payload with a sketch of what its sections leave out, or of everything if there is no room for both."""
+        layout = [tensor.spec for tensor in tensors]
+        budget = self._budget(layout)
+        smallest = 0
+        for container, encoding in (
+            (encoded.container, encoded.encoding),
+            (encoded.container, Encoding()),
+            (encoded.bare, Encoding()),
+        ):
+            payload = container.to_bytes(encoding)
+            sketcher = self._make_sketcher(payload, tensors, seed, shared_basis)
+            if budget is None:
+                assert self.step is not None
+                room = sketcher.smallest() + sketcher.energy / (8 * LAMBDA * self.step**2)
+            else:
+                room = budget - len(payload)
+            if not sketcher.entries and room >= 0:
+                return payload
+            if (sketch := sketcher.sketch(room)) is not None:
+                return add_sketch(payload, sketch)
+            smallest = len(payload) + sketcher.smallest()
+        assert budget is not None
+        raise BudgetError(budget, smallest, raw_bytes(layout))
+
+    def _make_sketcher(
+        self, payload: bytes, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
+    ) -> Sketcher:
+        ordered = sorted(tensors, key=lambda tensor: tensor.spec.name) if self.layout == "digest" else tensors
+        decoded = self._decode(payload, tensors, shared_basis)
+        known = {} if shared_basis is None or not shared_basis.used else shared_basis.classes
+        return Sketcher(ordered, decoded, known, seed, checksum_before_sketch(payload), self.threads)
 
     def _decode(self, payload: bytes, tensors: list[Tensor], shared_basis: SharedBasis | None) -> dict[str, Array]:
         """What the payload makes of the tensors, in float32 where they are floats."""
@@ -220,6 +276,8 @@ class Codec:
             may_share=self.allocator == "waterfill",
         )
         if budget is not None and budget < frame.bare.minimum:
+            if self.unbiased:  # `_add_sketch` says what is needed
+                return Encoded(frame.bare, Encoding(), [], {}, frame.bare)
             raise BudgetError(budget, frame.bare.minimum, raw_bytes(frame.layout))
         kept = [tensor for tensor in floats if tensor.kind == KEPT and peaks[tensor.spec.name] > 0.0]
         statistics = Statistics(kept) if kept else None
@@ -236,7 +294,7 @@ class Codec:
         steps, container = frame.fit_statistics(statistics, room, shared=True)
         encoded = encode(steps, container)
         size = encoded.container.size(encoded.encoding)
-        if size > MUST_FILL * budget:
+        if size > MUST_FILL * budget or self.unbiased:
             return encoded
         # what the weights did not need is for the statistics
         room = container.minimum - frame.bare.minimum + budget - size
@@ -262,7 +320,7 @@ class Codec:
             common = [tensor for tensor in floats if tensor.kind == QUANTIZED and tensor.spec.name not in steps]
             peak = max((peaks[tensor.spec.name] for tensor in common), default=0.0)
             if peak == 0.0:
-                return Encoded(container, Encoding(), common, steps)
+                return Encoded(container, Encoding(), common, steps, frame.bare)
             request = Request(
                 tensors=frame.join_common(steps),
                 peak=peak,
@@ -270,10 +328,11 @@ class Codec:
                 rounding=self.rounding,
                 adaptive=self.basis == "adaptive",
                 known={} if shared_basis is None else shared_basis.used,
+                sketched=self.unbiased,
                 seed=seed,
                 spread=spread,
             )
-            encoded = Encoded(container, self._search(request, budget), common, steps)
+            encoded = Encoded(container, self._search(request, budget), common, steps, frame.bare)
             if budget is None or not self._is_held_back(encoded, peak, budget):
                 return encoded
             apart = {t.spec.name: finest_step(peak) for t in common if peaks[t.spec.name] >= peak / WIDEST_RANGE}
@@ -310,7 +369,7 @@ class Codec:
 
     def _budget(self, layout: Sequence[Spec]) -> int | None:
         if self.ratio is not None:
-            return int(raw_bytes(layout) / self.ratio)
+            return max(int(raw_bytes(layout) / self.ratio), self.least_bytes)
         if self.bits_per_parameter is not None:
             return int(self.bits_per_parameter * sum(spec.size for spec in layout if spec.is_float) / 8)
         return None if self.max_bytes is None else int(self.max_bytes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from .format.directions import KnownDirections
 from .format.layout import Spec
 from .format.parts import Part
 from .format.sections import Job, Surroundings
+from .format.sketch import Classes, SketchPart
 from .kernels import FLOAT32_MAX
 from .parallel import Spread, check_threads, with_workers
 from .shared_basis import SharedBasis
@@ -28,6 +29,14 @@ from .tensors import specs
 PIECE_ENTRIES = 1 << 16  # that are cast at a time
 
 T = TypeVar("T")
+AnyPart = Part | SketchPart
+
+
+class Known(NamedTuple):
+    """What both sides know of the tensors of a payload that was made with a shared basis, by name."""
+
+    directions: Mapping[str, KnownDirections]
+    classes: Mapping[str, Classes]
 
 
 def decode(
@@ -93,25 +102,33 @@ def decode_each(
     *,
     like: Any,
     shared_basis: SharedBasis | None = None,
-) -> list[T]:
-    """What `look` says of each tensor, in the order of `like`, with one decoded at a time; all is checked before."""
+) -> list[tuple[T, T]]:
+    """What `look` says of each tensor without its sketch, and with it, in the order of `like`.
+
+    One tensor is decoded at a time; all is checked before.
+    """
     order = specs(like)
     parsed = parse(payload, order)
     layout = parsed.layout
     known = _find_known(parsed, shared_basis)
 
-    def look_at_each(spread: Spread) -> list[T]:
+    def look_at(spec: Spec, parts: list[AnyPart]) -> tuple[T, T]:
+        sections = [part for part in parts if isinstance(part, Part)]
+        without = look(_assemble(spec, sections))
+        return without, without if len(sections) == len(parts) else look(_assemble(spec, parts))
+
+    def look_at_each(spread: Spread) -> list[tuple[T, T]]:
         parts = dict(zip((spec.name for spec in layout), _decode_parts(parsed, layout, known, spread)))
-        return [look(_assemble(spec, parts.pop(spec.name))) for spec in order]
+        return [look_at(spec, parts.pop(spec.name)) for spec in order]
 
     return with_workers(1, look_at_each)
 
 
-def _assemble(spec: Spec, parts: list[Part]) -> Array:
+def _assemble(spec: Spec, parts: Sequence[AnyPart]) -> Array:
     """The tensor that its parts make, in the memory that `container.decoded_bytes` counts."""
     if not parts:
         return np.zeros(spec.shape, spec.dtype)
-    if not spec.is_float:
+    if isinstance(parts[0], Part) and not spec.is_float:
         return parts[0].values.reshape(spec.shape)
     flat = np.zeros(max(1, spec.dtype.itemsize // 4) * spec.size, np.float32)  # room for wider numbers
     for part in parts:
@@ -195,7 +212,7 @@ class Accumulator:
         layout = parsed.layout
         known = _find_known(parsed, shared_basis)
 
-        def add(item: tuple[Spec, list[Part]]) -> None:
+        def add(item: tuple[Spec, list[AnyPart]]) -> None:
             spec, parts = item
             scale = 1.0 if scales is None else scales.get(spec.name, 1.0)
             if parts and spec.name not in self._sums:
@@ -277,10 +294,9 @@ def parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_byt
     return container.parse(bytes(data), like, max_bytes)
 
 
-def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Mapping[str, KnownDirections]:
-    """The directions that the payload was made with, by tensor."""
+def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Known:
     if parsed.basis is None:
-        return {}
+        return Known({}, {})
     needed = f"the payload was made with the shared basis {parsed.basis.hex()}"
     if shared_basis is None:
         raise PayloadError("basis", f"{needed}: pass shared_basis=")
@@ -289,18 +305,16 @@ def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Mapping[st
         raise PayloadError("basis", reason)
     if (other := shared_basis.other_than(parsed.layout)) is not None:
         raise PayloadError("basis", f"{needed}, and is of another model: {other}")
-    return shared_basis.held
+    return Known(shared_basis.held, shared_basis.classes)
 
 
-def _decode_parts(
-    parsed: Payload, layout: Sequence[Spec], known: Mapping[str, KnownDirections], spread: Spread
-) -> list[list[Part]]:
+def _decode_parts(parsed: Payload, layout: Sequence[Spec], known: Known, spread: Spread) -> list[list[AnyPart]]:
     """What is not zero, decoded, by tensor: all of it, or an error."""
-    parts: dict[str, list[Part]] = {spec.name: [] for spec in layout}
+    parts: dict[str, list[AnyPart]] = {spec.name: [] for spec in layout}
     work: list[tuple[str, Job]] = []
     for spec in layout:
         if spec.name in parsed.sections:
-            around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.get(spec.name))
+            around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.directions.get(spec.name))
             section = parsed.sections[spec.name].read(spec)
             work += [(spec.name, job) for job in section.jobs(spec, around)]
     for (name, _), part in zip(work, spread(lambda item: item[1](), work)):
@@ -308,6 +322,9 @@ def _decode_parts(
     if parsed.small is not None:
         for name, part in parsed.small.decode(Surroundings(parsed.gain, parsed.step, parsed.shifts)):
             parts[name].append(part)
+    if parsed.sketch is not None:
+        for name, estimate in parsed.sketch.decode(parsed.checksum_before_sketch, layout, known.classes):
+            parts[name].append(estimate)
     return list(parts.values())
 
 

@@ -36,7 +36,8 @@ class TensorReport:
 @dataclass(frozen=True)
 class Report:
     """A payload's sizes. `header_bytes` is what belongs to no tensor: layout, step, checksum; `small_bytes` what small
-    tensors share. `shared_basis` is the digest of the one it was made with."""
+    tensors share; `sketch_bytes` what the estimate of all that is left out takes. `shared_basis` is the digest of the
+    one it was made with."""
 
     bytes: int
     raw_bytes: int
@@ -44,6 +45,7 @@ class Report:
     bits_per_parameter: float
     header_bytes: int
     small_bytes: int
+    sketch_bytes: int
     layout: str
     step: float | None
     gain: float
@@ -76,8 +78,9 @@ def inspect(payload: bytes | bytearray | memoryview, *, like: Any = None) -> Rep
         raw_bytes=raw,
         ratio=raw / len(payload),
         bits_per_parameter=8 * len(payload) / max(1, parameters),
-        header_bytes=len(payload) - small_bytes - sum(tensor.bytes for tensor in tensors),
+        header_bytes=len(payload) - small_bytes - sum(tensor.bytes for tensor in tensors) - parsed.sketch_bytes,
         small_bytes=small_bytes,
+        sketch_bytes=parsed.sketch_bytes,
         layout="full" if parsed.digest is None else "digest",
         step=parsed.step or None,
         gain=parsed.gain,

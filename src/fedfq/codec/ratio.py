@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 DEFAULT_RATIO = 256  # raw bytes / payload bytes, wherever no size is given
+LEAST_BYTES = 4096  # of a budget that nobody gave: less saves nothing beside what a transport takes for itself
 
 
 def check_ratio(ratio: float, name: str = "ratio") -> None:

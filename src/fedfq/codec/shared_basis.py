@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from .format.directions import KnownDirections, find_directions
 from .format.layout import Spec, digest
+from .format.sketch import Classes
 from .parallel import with_workers
 from .tensors import Tensor, read
 
@@ -48,15 +49,17 @@ class SharedBasis:
         moves = with_workers(
             threads, lambda spread: spread(lambda tensor: _find_movement(tensor, before[tensor.spec.name]), floats)
         )
-        digests = b"".join(hashed for hashed, _ in moves)
+        digests = b"".join(move.digest for move in moves)
         self.digest = hashlib.sha256(digest(self.layout) + digests).digest()[:8]
-        named = [(tensor.spec.name, known) for tensor, (_, known) in zip(floats, moves) if known is not None]
+        names = [tensor.spec.name for tensor in floats]
+        named = [(name, move.directions) for name, move in zip(names, moves) if move.directions is not None]
         self.held = {name: known for name, (known, _) in named}  # what payloads may name
         self.used = {  # what they are made with
             name: KnownDirections(known.left[:, :count], known.right[:, :count])
             for name, (known, count) in named
             if count
         }
+        self.classes = {name: move.classes for name, move in zip(names, moves) if move.classes is not None}
 
     def other_than(self, layout: Sequence[Spec]) -> str | None:
         """What an update of this layout has that the model has not, or the other way round; None if it is the same."""
@@ -74,11 +77,20 @@ def _difference(one: Sequence[Spec], other: Sequence[Spec]) -> str | None:
     return f"it has a tensor {min(missing)!r}" if missing else None
 
 
-def _find_movement(now: Tensor, before: Tensor) -> tuple[bytes, tuple[KnownDirections, int] | None]:
-    """The digest of a tensor's drift and its directions. The drift in float32 is the same on every machine."""
+class Movement(NamedTuple):
+    """What the drift of a tensor tells: its digest, its directions and how many of them an encoder uses, and how large
+    its rows and columns are."""
+
+    digest: bytes
+    directions: tuple[KnownDirections, int] | None
+    classes: Classes | None
+
+
+def _find_movement(now: Tensor, before: Tensor) -> Movement:
+    """The drift in float32 is the same on every machine."""
     with np.errstate(over="ignore", invalid="ignore"):
         drift = np.asarray(now.array, np.float32) - np.asarray(before.array, np.float32)
     if not np.isfinite(drift).all():
         raise ValueError(f"tensor {now.spec.name!r} of the model or the initial model has entries that are not finite")
     hashed = hashlib.sha256(np.ascontiguousarray(drift, "<f4").data).digest()  # processors have instructions for it
-    return hashed, find_directions(drift)
+    return Movement(hashed, find_directions(drift), Classes.of(drift))

@@ -98,23 +98,31 @@ class Limits:
     def __init__(self, norm_multiple: float | None, weight_multiple: float | None) -> None:
         self._norm_multiple = norm_multiple
         self._weight_multiple = weight_multiple
-        self._floats, self._integers, self._weights = Usual(), Usual(), Usual()
+        self._floats, self._integers, self._with_sketch, self._weights = Usual(), Usual(), Usual(), Usual()
 
-    def scales(self, found: Sequence[Pair]) -> list[Pair]:
-        """By how much each of a round's updates is to be made shorter.
+    def scales(self, found: Sequence[Pair], with_sketch: Sequence[float] = ()) -> list[Pair]:
+        """By how much each of a round's updates is to be made shorter, by the norms of what is in their sections.
 
         Clients without a step of training do not say how long updates are. Where they are most, the shortest update of
         the others is what is usual, as their median may be that of a hostile few. But integers that nobody else moves
         are usual as they are.
+
+        `with_sketch` are the norms of floats including the noise of a sketch, which makes them several times longer.
+        They are judged beside the sections and not instead: sections that are far too long could hide in that noise.
         """
         moving = sorted(pair.floats for pair in found if pair.floats > 0)
         floats = self._floats.median(moving)
         if moving and 2 * len(moving) <= len(found):
             floats = moving[0]
         integers = self._integers.median([pair.integers for pair in found])
+        whole = self._with_sketch.median([norm for norm in with_sketch if norm > 0])
+        limit = self._norm_multiple
         return [
-            Pair(_share(pair.floats, floats, self._norm_multiple), _share(pair.integers, integers, self._norm_multiple))
-            for pair in found
+            Pair(
+                min(_share(pair.floats, floats, limit), _share(norm, whole, limit)),
+                _share(pair.integers, integers, limit),
+            )
+            for pair, norm in zip(found, with_sketch or [0.0] * len(found))
         ]
 
     def weights(self, claimed: Sequence[float]) -> list[float]:

@@ -22,7 +22,6 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.codec import Codec, Gain
 from fedfq.codec.format.layout import raw_bytes
-from fedfq.codec.ratio import DEFAULT_RATIO
 from fedfq.codec.shared_basis import SharedBasis
 from fedfq.codec.tensors import specs
 from fedfq.session import Basis, ClientSession, Sent, derive_basis
@@ -33,17 +32,24 @@ from .protocol import BYTES, NMSE, ORDER, RATIO, SETTLED, UPDATE, Refusal, Train
 
 
 def fedfq_mod(
-    ratio: float = DEFAULT_RATIO,
+    ratio: float | None = None,
     *,
     basis: Basis = "shared",
+    unbiased: bool = False,
     error_feedback: bool = True,
     gain: Gain | bool = "norm",
     seed: int = 0,
 ) -> Mod:
     """A client mod that sends updates `ratio` times smaller than float32; the server's strategy is `Compressed(...)`.
 
+    Without a ratio, updates are 256 times smaller, but payloads have 4 KB at least: less saves nothing beside what
+    Flower's messages take.
+
     basis           "shared": factors in the directions in which the model has moved so far, which both sides derive
                     from the initial model (sent to a node once); "adaptive" and "identity" as in `Codec`
+    unbiased        noise instead of bias: what is left out is sketched (as in `Codec`), with neither memory nor gain.
+                    Where the strategy does more than average (median, Krum, Adam, clipping), the server says so, and
+                    payloads go without their sketch
     error_feedback  add what one payload left out to the next one; it is kept in `context.state` or, for models beyond
                     16 MB, on disk (`memory.py`)
     gain            as in `Codec`
@@ -63,7 +69,7 @@ def fedfq_mod(
     Its metrics in the reply: `fedfq-bytes`; `fedfq-ratio`; `fedfq-nmse`, the share of the energy of update and memory
     that the payload leaves out, before the gain.
     """
-    return FedFQMod(ClientSession(ratio, basis, error_feedback, gain), seed)
+    return FedFQMod(ClientSession(ratio, basis, unbiased, error_feedback, gain), seed)
 
 
 @dataclass(frozen=True)
@@ -82,10 +88,11 @@ class FedFQMod:
             return Message(Error(code=ErrorCode.MOD_FAILED_PRECONDITION, reason=reason), reply_to=message)
 
     def _train(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        with _refusing():
-            codec = self._codec(context.node_config)
         self._refuse_clipping(message.content)
         order, content, packed = _open(message.content)
+        session = self.session if order.sketch else self.session.without_sketch()
+        with _refusing():
+            codec = _make_codec(session, context.node_config)
         given = dict(_only_record(content)[1])  # the app may take the Arrays out of its record
         with _refusing():
             memory = memory_of(context, given)
@@ -98,7 +105,7 @@ class FedFQMod:
         with _refusing():
             basis = self._shared_basis(order, memory, given)
         del given, packed
-        sent = self._encode(codec, update, order, memory, basis)
+        sent = self._encode(session, codec, update, order, memory, basis)
         sealed = seal(sent.payload, order.token)
         reply.content = _answer(
             reply.content,
@@ -112,22 +119,9 @@ class FedFQMod:
         )
         return reply
 
-    def _codec(self, node_config: Mapping[str, Any]) -> Codec:
-        """The codec with this node's own budget, if it has one."""
-        ratio, seconds, mbps = (
-            _number(node_config, key) for key in ("fedfq-ratio", "fedfq-upload-seconds", "fedfq-uplink-mbps")
-        )
-        if ratio is not None and ratio < 1:
-            raise Refusal(f"node config: fedfq-ratio must be at least 1, got {ratio:g}")
-        if seconds is None:
-            return self.session.make_codec() if ratio is None else self.session.make_codec(ratio=ratio)
-        if ratio is not None or mbps is None:
-            raise Refusal("node config: fedfq-upload-seconds goes with fedfq-uplink-mbps and without fedfq-ratio")
-        return self.session.make_codec(max_bytes=max(1, int(seconds * mbps * 1e6 / 8)))
-
     def _refuse_clipping(self, content: RecordDict) -> None:
         clipped = any(KEY_CLIPPING_NORM in config for config in content.config_records.values())
-        if clipped and (self.session.error_feedback or self.session.gain not in (False, "none")):
+        if clipped and (self.session.has_memory or self.session.codec_gain not in (False, "none")):
             raise Refusal(
                 "the server asks for clipped updates, and error feedback and gain would push them beyond the clipping "
                 "norm, which voids the privacy bound: use fedfq_mod(error_feedback=False, gain=False)"
@@ -149,17 +143,37 @@ class FedFQMod:
         return _latest_basis.get(order, memory, given)
 
     def _encode(
-        self, codec: Codec, update: dict[str, NDArray], order: TrainOrder, memory: Memory, basis: SharedBasis | None
+        self,
+        session: ClientSession,
+        codec: Codec,
+        update: dict[str, NDArray],
+        order: TrainOrder,
+        memory: Memory,
+        basis: SharedBasis | None,
     ) -> Sent:
         """The payload; what it leaves out is in the memory then."""
         with _refusing():  # what is not finite, or a budget that is too small
             # Of another model's tensors nothing is carried on: a server could send new names in every round.
-            residual = memory.residual(order.accepted) if self.session.error_feedback else {}
+            residual = memory.residual(order.accepted) if session.has_memory else {}
             before = {name: left for name, left in residual.items() if name in update}
-            sent = self.session.encode(update, before, self.seed, basis, codec=codec, measure=True)
-            if self.session.error_feedback:
+            sent = session.encode(update, before, self.seed, basis, codec=codec, measure=True)
+            if session.has_memory:
                 memory.keep_residual(order.round, sent.residual, order.accepted)
         return sent
+
+
+def _make_codec(session: ClientSession, node_config: Mapping[str, Any]) -> Codec:
+    """The codec with this node's own budget, if it has one."""
+    ratio, seconds, mbps = (
+        _number(node_config, key) for key in ("fedfq-ratio", "fedfq-upload-seconds", "fedfq-uplink-mbps")
+    )
+    if ratio is not None and ratio < 1:
+        raise Refusal(f"node config: fedfq-ratio must be at least 1, got {ratio:g}")
+    if seconds is None:
+        return session.make_codec() if ratio is None else session.make_codec(ratio=ratio)
+    if ratio is not None or mbps is None:
+        raise Refusal("node config: fedfq-upload-seconds goes with fedfq-uplink-mbps and without fedfq-ratio")
+    return session.make_codec(max_bytes=max(1, int(seconds * mbps * 1e6 / 8)))
 
 
 class _LatestBasis:

@@ -42,6 +42,7 @@ class TrainOrder(NamedTuple):
     accepted: int  # the round of this node's last reply that the server took; 0 if there is none
     model: str
     initial: str  # "" if there shall be no shared basis; `model` is so, too
+    sketch: bool  # whether payloads may be unbiased: their noise is for strategies that only average
     token: bytes  # of this node and round, known to no one else
 
     @classmethod
@@ -55,6 +56,7 @@ class TrainOrder(NamedTuple):
         for name in ("model", "initial"):
             _check(_is_digest(getattr(order, name)), name, getattr(order, name))
         _check((order.model == "") == (order.initial == ""), "initial", order.initial)
+        _check(isinstance(order.sketch, bool), "sketch", order.sketch)
         _check(isinstance(order.token, bytes) and len(order.token) == TOKEN_BYTES, "token", order.token)
         return order
 

@@ -63,6 +63,7 @@ class ReplyContent:
     nmse: float | None
     settled: bool
     norms: Pair = UNSCALED  # until they are known
+    norms_without_sketch: Pair = UNSCALED  # likewise
     scales: Pair = UNSCALED
 
     @property

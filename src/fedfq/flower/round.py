@@ -57,15 +57,17 @@ class ServerRound:
 
     def measure(self, answer: ReplyContent) -> None:
         """Decode a payload tensor by tensor for its norms. After this, nothing can fail."""
-        answer.norms = self._with_basis(lambda basis: self._norms(answer.payload, basis))
+        answer.norms_without_sketch, answer.norms = self._with_basis(lambda basis: self._norms(answer.payload, basis))
         self._use_token(answer)
         if self._max_norm is not None and answer.norms.floats > self._max_norm:
             raise Unusable(
                 "norm", f"an update with norm {answer.norms.floats:.4g}, where {self._max_norm:.4g} is allowed"
             )
 
-    def _norms(self, payload: memoryview, basis: SharedBasis | None) -> Pair:
-        return limits.norms(decode_each(payload, limits.energies, like=self._wide, shared_basis=basis))
+    def _norms(self, payload: memoryview, basis: SharedBasis | None) -> tuple[Pair, Pair]:
+        """Without its sketch, and with it."""
+        found = decode_each(payload, limits.energies, like=self._wide, shared_basis=basis)
+        return limits.norms(pair[0] for pair in found), limits.norms(pair[1] for pair in found)
 
     def _use_token(self, answer: ReplyContent) -> None:
         tokens = self.tokens.get(answer.node, [])

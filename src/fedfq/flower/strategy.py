@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
     Bulyan,
     FedAvg,
+    FedAvgM,
     FedMedian,
     FedTrimmedAvg,
     FedXgbBagging,
@@ -173,11 +174,13 @@ class Compressed(Strategy):
         nodes = [message.metadata.dst_node_id for message in messages]
         models = models_sent(nodes, self._settled, model_digest != self._initial_digest)
         self._models = sum(models.values())
+        sketch = _is_linear(self.strategy) and self.max_norm is None and _clipping_norm(messages[0].content) is None
         for node, message in zip(nodes, messages):  # they share one content; what differs from node to node is small
             record = records[models[node]]
             token = new_token()
             self._round.tokens.setdefault(node, []).append(token)
-            order = TrainOrder(server_round, self._accepted.get(node, 0), model_digest, self._initial_digest, token)
+            accepted = self._accepted.get(node, 0)
+            order = TrainOrder(server_round, accepted, model_digest, self._initial_digest, sketch, token)
             message.content = RecordDict({**message.content, key: record, ORDER: ConfigRecord(order._asdict())})
         return messages
 
@@ -254,7 +257,11 @@ class Compressed(Strategy):
 
     def _limit(self, answers: list[ReplyContent], ledger: RoundLedger) -> None:
         """Accept answers, none for much more than is usual."""
-        scales = self._limits.scales([answer.norms for answer in answers])
+        sketched = any(answer.norms != answer.norms_without_sketch for answer in answers)
+        scales = self._limits.scales(
+            [answer.norms_without_sketch for answer in answers],
+            [answer.norms.floats for answer in answers] if sketched else (),
+        )
         weights = self._limits.weights([answer.weight for answer in answers])
         left_alone = _judges(self.strategy)
         for answer, scale, weight in zip(answers, scales, weights):
@@ -287,6 +294,11 @@ def _judges(strategy: Strategy) -> bool:
 def _averages(strategy: Strategy) -> bool:
     """Whether the strategy aggregates just as FedAvg does."""
     return isinstance(strategy, FedAvg) and type(strategy).aggregate_train is FedAvg.aggregate_train
+
+
+def _is_linear(strategy: Strategy) -> bool:
+    """Whether noise that is right in the mean stays so: not where updates are squared, compared or clipped."""
+    return _averages(strategy) or type(strategy) is FedAvgM
 
 
 def _find_model(messages: list[Message]) -> tuple[str, ArrayRecord]:

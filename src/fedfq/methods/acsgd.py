@@ -56,7 +56,7 @@ class ACSGD(Method):
     paper: ClassVar[str] = "AC-SGD (Yan et al. 2022)"
     claims: ClassVar[str] = "32 bits, and b + log2 d bits per entry sent"
     client_memory: ClassVar[str] = "one number"
-    unbiased: ClassVar[bool] = True
+    is_unbiased = True
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):

@@ -41,7 +41,7 @@ class DAdaQuant(Method):
     paper: ClassVar[str] = "DAdaQuant (Hönig et al. 2022)"
     claims: ClassVar[str] = "the bits of the code, 32 bits per tensor"
     server_memory: ClassVar[str] = "the last losses"
-    unbiased: ClassVar[bool] = True
+    is_unbiased = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MAX_LEVELS:

@@ -14,7 +14,7 @@ class FedAvg(Method):
     summary: ClassVar[str] = "every update as float32; what all others are compared with"
     paper: ClassVar[str] = "McMahan et al. 2017"
     claims: ClassVar[str] = "32 bits per parameter"
-    unbiased: ClassVar[bool] = True
+    is_unbiased = True
 
     def encode(self, update: Update, memory: State, order: Order) -> Upload:
         parts = divide(update)

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal
 
 from fedfq.codec.codec import Codec, Gain
 from fedfq.codec.decode import Accumulator, decode
-from fedfq.codec.ratio import DEFAULT_RATIO
+from fedfq.codec.ratio import DEFAULT_RATIO, LEAST_BYTES
 from fedfq.session import Basis, ClientSession, derive_basis
 
 from .method import (
@@ -35,11 +35,14 @@ PAPERS_RATIO = 32  # as the paper counts
 
 @dataclass(frozen=True)
 class FedFQ(Method):
-    ratio: Annotated[float, RATIO] = DEFAULT_RATIO
+    ratio: Annotated[
+        float | None, f"{RATIO}; if none is given {DEFAULT_RATIO}, but payloads of {LEAST_BYTES} bytes"
+    ] = None
     basis: Annotated[
         Basis,
         "directions in which the model has moved; low-rank factors where they pay; or entries as they are",
     ] = "shared"
+    unbiased: Annotated[bool, "sketch what is left out: noise instead of bias, without memory and gain"] = False
     error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
     gain: Annotated[Gain | bool, "scale up what shrank on the way: not at all, to the update's norm, or fully"] = "norm"
 
@@ -52,8 +55,12 @@ class FedFQ(Method):
         self._session  # noqa: B018 (refuses options that do not fit)
 
     @property
+    def is_unbiased(self) -> bool:
+        return self.unbiased
+
+    @property
     def _session(self) -> ClientSession:
-        return ClientSession(self.ratio, self.basis, self.error_feedback, self.gain)
+        return ClientSession(self.ratio, self.basis, self.unbiased, self.error_feedback, self.gain)
 
     @property
     def uses_initial(self) -> bool:

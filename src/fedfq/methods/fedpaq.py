@@ -32,7 +32,7 @@ class FedPAQ(Method):
     summary: ClassVar[str] = "every entry rounded at random to evenly spaced levels of its tensor's norm"
     paper: ClassVar[str] = "FedPAQ (Reisizadeh et al. 2020)"
     claims: ClassVar[str] = "ceil(log2(2s + 1)) bits per parameter, 32 bits per tensor"
-    unbiased: ClassVar[bool] = True
+    is_unbiased = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MAX_LEVELS:

@@ -24,7 +24,7 @@ class Fixed(Method):
     summary: ClassVar[str] = "every entry rounded at random to one of a few evenly spaced levels, all of one width"
     paper: ClassVar[str] = "FedFQ, Table 1 (fixed precision)"
     claims: ClassVar[str] = "b bits per parameter"
-    unbiased: ClassVar[bool] = True
+    is_unbiased = True
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):

@@ -63,7 +63,11 @@ class Method(ABC):
     claims: ClassVar[str]  # the cost as the paper counts it, in words
     client_memory: ClassVar[str] = "none"
     server_memory: ClassVar[str] = "none"
-    unbiased: ClassVar[bool] = False
+
+    @property
+    def is_unbiased(self) -> bool:
+        """Whether the mean of what is decoded, over the method's random numbers, is the update."""
+        return False
 
     @property
     def uses_initial(self) -> bool:

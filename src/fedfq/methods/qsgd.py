@@ -39,7 +39,7 @@ class QSGD(Method):
     summary: ClassVar[str] = "entries rounded at random to levels of their bucket's norm; only what is not zero is sent"
     paper: ClassVar[str] = "QSGD (Alistarh et al. 2017)"
     claims: ClassVar[str] = "the bits of Code_s"
-    unbiased: ClassVar[bool] = True
+    is_unbiased = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.levels <= MAX_LEVELS:

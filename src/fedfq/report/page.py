@@ -291,7 +291,8 @@ def _payloads(runs: Sequence[RunData], names: Names) -> str:
 def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     report = run.sample
     assert report is not None
-    largest = max([report.header_bytes, report.small_bytes, *(tensor.bytes for tensor in report.tensors)])
+    rest = (report.header_bytes, report.small_bytes, report.sketch_bytes)
+    largest = max([*rest, *(tensor.bytes for tensor in report.tensors)])
 
     def size(count: int) -> list[TableCell]:
         share = count / report.bytes
@@ -313,6 +314,8 @@ def _payload(run: RunData, names: Names, unfolded: bool) -> str:
     small = sum(tensor.is_small for tensor in report.tensors)
     if small:
         rows.append([TableCell(f"{small} small tensors"), *size(report.small_bytes), *[nothing] * 4])
+    if report.sketch_bytes:
+        rows.append([TableCell("sketch of the rest"), *size(report.sketch_bytes), *[nothing] * 4])
     rows.append([TableCell("header"), *size(report.header_bytes), *[nothing] * 4])
     sums = [f"{report.bytes:,}", "100%", f"{report.bits_per_parameter:.3f}", f"{report.nonzeros:,}"]
     foot = [TableCell("all"), *map(TableCell, sums), nothing, nothing]

@@ -126,16 +126,16 @@ def test_the_size_of_factors_is_that_of_their_section(
 
 
 @pytest.mark.parametrize("step", [0.1, 1.0])
-def test_a_model_of_the_size_is_near_without_coding(step: float) -> None:
+def test_a_model_of_size_and_cost_is_near_without_coding(step: float) -> None:
     """Within a half at steps of a third to three times: where the search starts from."""
     low = coder_of(low_rank(300, 400, 8, 0.02), step=step)
     for at in (step / 3, step, 3 * step):
         coded = low.choose(at)
         assert coded.factors is not None
-        assert low.model_size(step)(at) == pytest.approx(coded.size, rel=0.5)
+        assert low.model(step)(at) == pytest.approx((coded.size, coded.cost), rel=0.5)
     dense = coder_of(draw("normal", (120, 160)), step=step)
-    model, size = dense.model_size(step), dense.code_plain(step).size
-    assert model(step) == size and model(2 * step) == pytest.approx(size * 2**PLAIN_SLOPE)
+    model, plain = dense.model(step), dense.code_plain(step)
+    assert model(step) == (plain.size, plain.cost) and model(2 * step)[0] == pytest.approx(plain.size * 2**PLAIN_SLOPE)
 
 
 def test_nothing_is_left_of_factors_at_a_coarse_step_nor_do_their_levels_fit_at_a_fine_one() -> None:

@@ -177,7 +177,7 @@ REFUSALS: dict[str, dict[str, bytes]] = {
     "version": {
         "a later version": sealed(FLOATS + b"\0", version=2),
         "version 0": sealed(FLOATS + b"\0", version=0),
-        "a reserved flag": sealed(FLOATS + b"\0", 32),
+        "a reserved flag": sealed(FLOATS + b"\0", 64),
         "an unknown flag": sealed(FLOATS + b"\0", 128),
         "an unknown dtype": sealed(table(entry(dtype=13)) + b"\0"),
         "an unknown kind of section": sealed(FLOATS + section(7, b"abc")),

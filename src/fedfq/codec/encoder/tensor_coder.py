@@ -23,6 +23,7 @@ from .tiles import EncodedTile, encode_tile
 
 PROBE_CELLS = 1 << 20  # entries; larger matrices are looked at with few columns first
 PLAIN_SLOPE = -2.5  # of log(size) over log(step), as it was met for plain coefficients
+PLAIN_COST_SLOPE = 0.9  # likewise, of log(cost)
 PLAIN_GIVES_UP_BELOW = 0.5  # cost of factors / cost of plain: below it, plain coefficients are not tried again
 REST_MUST_SAVE = 0.01  # of the cost: coefficients beside factors take a pass over the tensor
 FACTORS_HEADER_BYTES = 16.0  # about what a section with factors takes besides its streams
@@ -174,18 +175,18 @@ class TensorCoder:
         """The finest step at which levels of factors, which may be as large as the first singular value, still fit."""
         return 0.0 if self.low is None else float(self.low.sigma[0]) / (FACTOR_LEVELS_USED * MAX_MAGNITUDE)
 
-    def model_size(self, step: float) -> Callable[[float], float]:
-        """A function of the step: about the bytes there, without coding.
+    def model(self, step: float) -> Callable[[float], tuple[float, float]]:
+        """A function of the step: about the bytes and the cost there, without coding.
 
-        Factors are estimated by the rate of Gaussians, plain coefficients from their size at this step. Plain
+        Factors are estimated by the rate of Gaussians, plain coefficients from what they take at this step. Plain
         coefficients that are far behind here are not tried again.
         """
         plain, low = self.code_plain(step), self.low
         cost = math.inf if low is None else low.energy - float(np.maximum(low.estimate(step).gains, 0.0).sum())
         self._plain_may_win = cost > PLAIN_GIVES_UP_BELOW * plain.cost
         if low is not None and cost < plain.cost:
-            return lambda at: low.estimate(at).size
-        return lambda at: plain.size * (at / step) ** PLAIN_SLOPE
+            return lambda at: _model_factors(low, at)
+        return lambda at: (plain.size * (at / step) ** PLAIN_SLOPE, plain.cost * (at / step) ** PLAIN_COST_SLOPE)
 
     def choose(self, step: float) -> CodedTensor:
         """The best coding at this step."""
@@ -212,6 +213,11 @@ class TensorCoder:
     def subtract(self, factors: Factors) -> Tensor:
         """What the factors leave of the tensor."""
         return Tensor(self.tensor.spec.name, Product(factors.left, factors.right).rest(self.tensor.array))
+
+
+def _model_factors(low: LowRank, step: float) -> tuple[float, float]:
+    estimate = low.estimate(step)
+    return estimate.size, low.energy - float(np.maximum(estimate.gains, 0.0).sum())
 
 
 def _encode_side(columns: Columns, rank: int) -> Side | None:

@@ -20,7 +20,7 @@ from ..format.random_numbers import stream_key
 from ..kernels import FLOAT32_MAX
 from ..tensors import SMALL
 from .low_rank import Factors
-from .quantize import MAX_MAGNITUDE, quantize
+from .quantize import LAMBDA, MAX_MAGNITUDE, quantize
 from .request import Request
 from .search import BudgetSearch
 from .tensor_coder import PLAIN_SLOPE, CodedTensor, Coding, TensorCoder
@@ -37,6 +37,7 @@ CODINGS_TRIALS = 3
 COARSE_STEP = 0.25  # of the largest entry: a step above it leaves next to nothing of plain coefficients
 COARSE_MUST_FILL = 0.5  # of what a budget has above the smallest payload: a coarse step that fills less is not the best
 SAFE_PEAKS = (1e-15, 1e15)  # between which squares and products of matrices stay within float32
+UNSAFE_SHARE = 0.5  # of a budget, where a sketch takes the rest and squares cannot tell how much of it is best
 
 
 class TileJob(NamedTuple):
@@ -62,7 +63,10 @@ class Waterfill:
         self.container = request.container
         self.peak = request.peak
         self.rounding = request.rounding
-        self.adaptive = request.adaptive and SAFE_PEAKS[0] < request.peak < SAFE_PEAKS[1]
+        is_safe = SAFE_PEAKS[0] < request.peak < SAFE_PEAKS[1]
+        self.adaptive = request.adaptive and is_safe
+        self.sketched = request.sketched and is_safe
+        self.share_of_budget = UNSAFE_SHARE if request.sketched and not is_safe else 1.0
         self.seed = request.seed
         self.spread = request.spread
         self.cells = request.cells
@@ -89,13 +93,14 @@ class Waterfill:
         """The encoding with the smallest step that fits so many bytes."""
         tolerance = SMALL_TOLERANCE if self.cells <= SMALL_CELLS else LARGE_TOLERANCE
         minimum = self.container.minimum
+        budget = minimum + int(self.share_of_budget * (budget - minimum))
         finest, slope = self.finest, PLAIN_SLOPE
         step = self._guess_step(budget - minimum)
         codings = [Coding()] * len(self.coders)
 
         def estimate_plain(step: float) -> tuple[float, None]:
             coded = self.spread(lambda coder: coder.code_plain(step), self.coders)
-            return minimum + sum(each.size for each in coded), None
+            return minimum + self._wanted([(each.size, each.cost) for each in coded], step), None
 
         def encode(step: float) -> tuple[int, Encoding]:
             encoding = self._encode(step, codings)
@@ -107,9 +112,13 @@ class Waterfill:
             self._seek_bases(step, budget)
         if any(coder.low is not None for coder in self.coders):
             step, slope, codings = self._decide_codings(step, max(budget - minimum, 1))
-        elif self.cells > SAMPLE_CELLS:
+        elif self.cells > SAMPLE_CELLS or self.sketched:
             sampled = BudgetSearch(finest, self.coarsest, slope, tolerance / 2, MAX_TRIALS)
             step, slope, _ = sampled.solve(estimate_plain, budget, start=step)
+        if self.sketched:  # which takes what is left
+            size, encoding = encode(step)
+            if size < budget:
+                return encoding
         search = BudgetSearch(finest, self.coarsest, slope, tolerance, MAX_TRIALS)
         step, _, best = search.solve(encode, budget, start=step)
         spare = budget - minimum
@@ -161,7 +170,8 @@ class Waterfill:
         for _ in range(CODINGS_TRIALS):
             at = min(max(float(np.float32(math.exp(log_step))), self.finest), self.coarsest)
             coded = self._choose_codings(at)
-            here = (math.log(at), math.log(max(sum(each.size for each in coded), 1.0) / budget))
+            wanted = self._wanted([(each.size, each.cost) for each in coded], at)
+            here = (math.log(at), math.log(max(wanted, 1.0) / budget))
             if best is None or abs(here[1]) < best[0]:
                 best = (abs(here[1]), at, coded)
             if abs(here[1]) < CODINGS_TOLERANCE:
@@ -175,13 +185,23 @@ class Waterfill:
         assert best is not None
         return Decision(best[1], _mix_slopes(best[2]), [each.coding for each in best[2]])
 
+    def _wanted(self, coded: Sequence[tuple[float, float]], step: float) -> float:
+        """The bytes of tensors at this step and, with a sketch, those that are best given to it, from sizes and costs.
+
+        The sketch's variance is about D / S times a constant, for an error D and S bytes. One byte more for the
+        sections takes 8 LAMBDA step^2 of D: it is worth as much as one more for the sketch where D = 8 LAMBDA step^2 S.
+        """
+        if not self.sketched:
+            return sum(size for size, _ in coded)
+        return sum(cost for _, cost in coded) / (8 * LAMBDA * step**2)
+
     def _model_step(self, step: float, budget: int) -> float:
         """The step for a budget by a model of the sizes, without coding anything."""
-        models = [coder.model_size(step) for coder in self.coders]
+        models = [coder.model(step) for coder in self.coders]
         fine, coarse = step / 32, step * 8
         while coarse > 1.1 * fine:
             middle = math.sqrt(fine * coarse)
-            if sum(model(middle) for model in models) > budget:
+            if self._wanted([model(middle) for model in models], middle) > budget:
                 fine = middle
             else:
                 coarse = middle

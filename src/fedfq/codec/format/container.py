@@ -21,6 +21,7 @@ from .layout import DIGEST_BYTES, Spec, digest, read_table, sort_by_name, write_
 from .probability import SHIFTS
 from .reader import ByteReader, refuse_malformed, varint
 from .sections import SECTIONS, RawSection, Section, ZeroSection, kind_name, needs_basis
+from .sketch import Sketch
 from .small import RawSmall, SmallSections, is_small
 
 MAGIC = b"FQ"
@@ -31,7 +32,8 @@ LAYOUT_IS_DIGEST = 1
 HAS_STEP = 2
 HAS_GAIN = 4
 HAS_BASIS = 8
-SHARES_SMALL = 16  # 32, 64 and 128 are kept for what comes: see docs/FORMAT.md
+SHARES_SMALL = 16
+HAS_SKETCH = 32  # 64 and 128 are kept for what comes: see docs/FORMAT.md
 
 SHIFT_UNIT = 1 / 256  # of a step
 # Of a decoded update whose model is not given, unless the caller says otherwise: so many at most, and for each byte of
@@ -124,8 +126,22 @@ class Container:
         body += b"" if self.small is None else self.small.to_bytes(encoding.small)
         for section in self._sections(encoding):
             body += section.to_bytes()
-        head = HEAD.pack(MAGIC, VERSION, self._flags | HAS_STEP * bool(step), 0)[:4]
-        return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + bytes(body)
+        return _finish(self._flags | HAS_STEP * bool(step), bytes(body))
+
+
+def _finish(flags: int, body: bytes) -> bytes:
+    head = HEAD.pack(MAGIC, VERSION, flags, 0)[:4]
+    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
+
+
+def checksum_before_sketch(payload: bytes) -> int:
+    """What the sketch of a payload that has none yet depends on."""
+    return zlib.crc32(payload[HEAD.size :])
+
+
+def add_sketch(payload: bytes, sketch: Sketch) -> bytes:
+    """A payload that has no sketch yet, with this one."""
+    return _finish(payload[3] | HAS_SKETCH, payload[HEAD.size :] + sketch.to_bytes())
 
 
 # Reading
@@ -143,6 +159,9 @@ class Payload:
     shifts: Array  # float32: reconstruction of |level| is |level| + shift, in steps
     small: RawSmall | None  # what small tensors share
     sections: dict[str, RawSection]  # of the other tensors, or of all
+    sketch: Sketch | None  # of what the sections leave out
+    sketch_bytes: int
+    checksum_before_sketch: int
 
 
 def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int | None = None) -> Payload:
@@ -167,9 +186,13 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int | No
     step, shifts = _read_step(reader) if flags & HAS_STEP else (0.0, np.zeros(SHIFTS, np.float32))
     small = RawSmall.read(reader, layout, bool(flags & HAS_STEP)) if flags & SHARES_SMALL else None
     sections = {spec.name: _read_section(reader, spec, flags) for spec in layout if small is None or not is_small(spec)}
-    if reader.left():
-        refuse_malformed(f"{reader.left()} bytes follow the last section")
-    return Payload(layout, named, basis, gain, step, shifts, small, sections)
+    sketch, checksum, left = None, 0, reader.left()
+    if flags & HAS_SKETCH:
+        checksum = zlib.crc32(reader.data[HEAD.size : reader.at])
+        sketch = Sketch.read(reader, layout)
+    elif left:
+        refuse_malformed(f"{left} bytes follow the last section")
+    return Payload(layout, named, basis, gain, step, shifts, small, sections, sketch, left, checksum)
 
 
 def _check_decoded_size(size: int, payload: int, max_bytes: int | None) -> None:
@@ -197,7 +220,7 @@ def _open(data: bytes | memoryview) -> tuple[int, ByteReader]:
         raise PayloadError("version", f"payload version {version} is not supported (this release reads {VERSION})")
     if zlib.crc32(reader.data[8:], zlib.crc32(reader.data[:4])) != checksum:
         raise PayloadError("checksum", "the payload is damaged: its checksum does not match")
-    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN | HAS_BASIS | SHARES_SMALL):
+    if flags & ~(LAYOUT_IS_DIGEST | HAS_STEP | HAS_GAIN | HAS_BASIS | SHARES_SMALL | HAS_SKETCH):
         raise PayloadError("version", f"the payload uses features this release does not know (flags {flags:#04x})")
     return flags, reader
 

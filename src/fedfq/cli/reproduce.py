@@ -207,7 +207,7 @@ def _write_page(out: Path, found: Outcomes) -> Path:
 def _draw_figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
     """One folder per column and table: Figure 2 shows what Table 1 compares, Figures 3 to 5 what Table 2 does.
 
-    And Theorem 4, which needs no run.
+    Where both tables compare the same, the first one's is all there is. And Theorem 4, which needs no run.
     """
     from fedfq.report.figures import write_figures
     from fedfq.report.runs import read_runs
@@ -222,10 +222,12 @@ def _draw_figures(profile: str, chosen: Sequence[Cell], out: Path) -> None:
     claim(out, profile, ran)
     written = write_theorem_4(out / "figures")
     for column in {cell.column.name: cell.column for cell in ran}.values():
+        drawn: list[list[Path]] = []
         for table in column.tables:
             methods = list(map(column.method, column.rows_of(table)))
             folders = [cell.folder(out) for cell in ran if cell.column == column and cell.method in methods]
-            if folders:
+            if folders and folders not in drawn:
+                drawn.append(folders)
                 written += write_figures(read_runs(folders), out / "figures" / column.name / table)
     for path in [*written, _write_page(out, read(out))]:
         typer.echo(path)

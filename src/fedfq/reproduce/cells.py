@@ -262,6 +262,10 @@ TARGET_ROWS = (
 )
 SHORT_TARGET_ROWS = (FEDAVG, "fedfq-cgsa:claimed_ratio=32", "fedfq@256")
 
+# One class per client, tuned for FedAvg with the validation seed: 0.05 after 400 rounds at a constant rate (28.6% over
+# the last five evaluations; 27.4% at 0.025, 24.7% at 0.1). The rate falls as far in 1500 rounds as with 0.99 in 300.
+LONG_DECAY = 0.998
+
 _TARGETS: dict[str, Any] = {"clients": 100, "per_round": 10, "precision": "bfloat16"}
 _TARGETS_CNN = _TARGETS | {"task": "cifar10-simplecnn"}
 _IN_TARGETS: dict[str, Any] = {
@@ -283,7 +287,7 @@ TARGETS = (
     Column(
         "simplecnn-one-class",
         "SimpleCNN, one class",
-        _TARGETS_CNN | _ONE_CLASS | {"rounds": 1500, "eval_every": 50},
+        _TARGETS_CNN | _ONE_CLASS | {"lr_decay": LONG_DECAY, "rounds": 1500, "eval_every": 50},
         rows=SHORT_TARGET_ROWS,
         **_IN_TARGETS,
         **SIMPLECNN_ONE_CLASS,

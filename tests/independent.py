@@ -251,11 +251,11 @@ class Sections:
 
     def sketch(self, floats: list[Tensor], values: dict[bytes, Array]) -> None:
         """Add the estimate of what the sections left out."""
-        crc = zlib.crc32(self.reader.getvalue()[8 : self.reader.tell()])
-        seed, unit = int.from_bytes(self.reader.take(4), "little") * 2**32 + crc, self.reader.scale()
-        scales = Reader(self.reader.behind_length()).inflate(len(floats))
-        tensors, blocks = [(t, b) for t, b in zip(floats, scales, strict=True) if b], self.reader.varint()
-        size = sum(t.size for t, _ in tensors)
+        seed, unit = int.from_bytes(self.reader.take(4), "little"), self.reader.scale()
+        said = Reader(self.reader.behind_length()).inflate((2 if self.moves else 1) * len(floats))
+        scales, counts = said[: len(floats)], said[len(floats) :] or bytes(len(floats))
+        tensors = [(t, b, k) for t, b, k in zip(floats, scales, counts, strict=True) if b]
+        size, blocks = sum(t.size for t, _, _ in tensors), self.reader.varint()
         assert 1 <= blocks <= size <= 2**15 * blocks
         opposite, column = np.divmod(np.frombuffer(self.reader.take(blocks), np.uint8), 128)
         dither, levels = uniform(blocks, seed, sequence=1) - 0.5, self.reader.tiles((blocks,))[0]
@@ -263,9 +263,10 @@ class Sections:
         number, block = np.divmod(np.arange(size), blocks)
         direction = normals(-(-size // blocks), seed)[number, column[block]]
         with np.errstate(over="ignore"):
-            parts = split(direction * length[block], [t for t, _ in tensors])
-            for t, b in tensors:
-                part = parts[t.name] * entry_scales(t, b, self.moves.get(t.name))
+            parts = split(direction * length[block], [t for t, _, _ in tensors])
+            for t, b, k in tensors:
+                part = rounded(parts[t.name] * rounded(np.array(2.0 ** ((b - 255) / 8))))
+                part = stretched(t, k, part, self.moves[t.name]) if k else part
                 values[t.name] = rounded(rounded(values[t.name]) + part.astype(np.float64))
 
 
@@ -283,15 +284,19 @@ def normals(rows: int, seed: int) -> Array:
     return np.stack([x * f, y * f], 1).astype(np.float32).reshape(rows, 128)
 
 
-def entry_scales(tensor: Tensor, b: int, move: Array | None) -> Array:
-    """Of a tensor with a sketch, flat: less where a row or a column has moved less than others."""
-    eighths = np.full(tensor.shape, b - 255)
-    if move is not None and move.any() and len(tensor.shape) >= 2:
-        squares = move.reshape(len(move), -1).astype(np.float64) ** 2
-        sums = squares.cumsum(1)[:, -1], squares.cumsum(0)[-1]
-        r, c = (np.frexp(np.maximum(s, s.max() / 2**12))[1] - np.frexp(s.max())[1] for s in sums)
-        eighths += (r[:, None] + c).reshape(tensor.shape)
-    return rounded(2.0 ** (eighths.reshape(-1) / 8))
+def stretched(tensor: Tensor, k: int, part: Array, move: Array) -> Array:
+    """The estimate of a tensor, made longer along k known directions of its rows and of its columns."""
+    order, height, width = tensor.fold()
+    folded = move.transpose(order).reshape(height, width).astype(np.float64)
+    moved, matrix = folded / np.abs(folded).max(), part.astype(np.float64).reshape(height, width)
+    for q in known_directions(folded):
+        assert 1 <= k <= min(32, q.shape[1])
+        energies, others = np.square(moved.T @ q[:, :k]).sum(0), len(q) - k
+        ordinary = (np.square(moved).sum() - energies.sum()) / others if others else 0.0
+        t = np.maximum(energies / max(ordinary, energies.max() / 2**20), 1.0) ** (1 / 8)
+        matrix = (matrix + q[:, :k] * (t - 1) @ (q[:, :k].T @ matrix)).T
+        moved = moved.T
+    return matrix.reshape([tensor.shape[axis] for axis in order]).transpose(np.argsort(order)).reshape(-1)
 
 
 def split(joined: Array, tensors: list[Tensor]) -> dict[bytes, Array]:

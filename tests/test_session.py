@@ -1,5 +1,7 @@
 """A client's session: the same payloads as the parts it is made of, whatever the engine."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,9 @@ def test_an_unbiased_session_has_neither_memory_nor_gain() -> None:
     assert inspect(sent.payload, like=UPDATE).sketch_bytes > 0 and not sent.residual
     assert session.encode(UPDATE, {}, seed=1, measure=True).payload == sent.payload
     assert inspect(sent.payload, like=UPDATE).gain == 1.0 and not session.has_memory
+
+
+@pytest.mark.parametrize("option", [{"error_feedback": True}, {"gain": "norm"}, {"gain": True}])
+def test_unbiased_and_what_contradicts_it(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="unbiased=True goes without"):
+        ClientSession(unbiased=True, **option)

@@ -37,30 +37,34 @@ class ClientSession:
     basis           "shared": factors in the directions in which the model has moved, which both sides derive from the
                     initial model; "adaptive" and "identity" as in `Codec`
     unbiased        as in `Codec`: there is neither memory nor gain then
-    error_feedback  add what one payload leaves out to the next one
-    gain            as in `Codec`
+    error_feedback  add what one payload leaves out to the next one; as by default, unless payloads are unbiased
+    gain            as in `Codec`; "norm" by default, unless payloads are unbiased
     """
 
     ratio: float | None = None
     basis: Basis = "shared"
     unbiased: bool = False
-    error_feedback: bool = True
-    gain: Gain | bool = "norm"
+    error_feedback: bool | None = None
+    gain: Gain | bool | None = None
 
     def __post_init__(self) -> None:
         if self.basis not in BASES:
             raise ValueError(f"basis must be one of {', '.join(map(repr, BASES))}; got {self.basis!r}")
+        if self.unbiased and self.error_feedback:
+            raise ValueError("unbiased=True goes without error feedback: payloads leave noise out, no bias")
         self.make_codec()
 
     @property
     def has_memory(self) -> bool:
         """Whether what one payload leaves out is added to the next one."""
-        return self.error_feedback and not self.unbiased
+        return not self.unbiased if self.error_feedback is None else self.error_feedback
 
     @property
     def codec_gain(self) -> Gain | bool:
         """The gain of its payloads."""
-        return "none" if self.unbiased else self.gain
+        if self.gain is None:
+            return "none" if self.unbiased else "norm"
+        return self.gain
 
     @property
     def uses_initial(self) -> bool:

@@ -97,7 +97,8 @@ class SmallParts:
 
 @dataclass(frozen=True)
 class SketchParts:
-    """A sketch in its pieces; `scales` before compression, `blocks` is their number if that is a lie."""
+    """A sketch in its pieces; `scales` before compression, with numbers of directions behind them in a payload with a
+    shared basis; `blocks` is their number if that is a lie."""
 
     seed: bytes
     unit: float
@@ -986,6 +987,9 @@ def sketch_of_payload(parts: Parts, other: Parts, noise: random.Random) -> bytes
         *(replace(sketch, scales=some) for some in (b"", scales[:-1], scales + b"\1", bytes(len(scales)))),
         *(replace(sketch, scales=noise.randbytes(len(scales))) for _ in range(2)),
         replace(sketch, scales=bytes(noise.choice((0, 1, byte, 255)) for byte in scales)),
+        replace(
+            sketch, scales=scales[: len(scales) // 2] + bytes(noise.choices((0, 1, 2, 32, 33), k=len(scales) // 2))
+        ),
         *(replace(sketch, words=some) for some in (b"", words[:1], words[:-1], words + b"\0", 9 * words)),
         replace(sketch, words=noise.randbytes(len(words)), tiles=tiles),
         replace(sketch, words=words[:1], tiles=[b""]),

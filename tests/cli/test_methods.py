@@ -44,7 +44,7 @@ def test_names_are_never_cut(columns: int) -> None:
     words = re.split(r"\s+", on_a_terminal(columns))
     for name in METHODS:
         assert name in words
-        assert all(f"{option}={written(default)}" in words for option, default in options_of(name).items())
+        assert all(f"{option}={written(getattr(make(name), option))}" in words for option in options_of(name))
     assert set(options_of("fedfq")) <= set(re.split(r"\s+", on_a_terminal(columns, "fedfq")))
 
 
@@ -55,7 +55,7 @@ def test_one_is_explained(name: str) -> None:
         assert text in shown
     assert re.search(rf"unbiased +{'yes' if made.is_unbiased else 'no'}", shown)
     for option, (values, meaning) in meanings_of(name).items():
-        row = rf"{option} +{re.escape(written(options_of(name)[option]))} +{re.escape(values)} +{re.escape(meaning)}"
+        row = rf"{option} +{re.escape(written(getattr(made, option)))} +{re.escape(values)} +{re.escape(meaning)}"
         assert re.search(row, shown)
 
 

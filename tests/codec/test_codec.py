@@ -747,7 +747,7 @@ def test_statistics_are_not_sketched() -> None:
 
 
 def test_updates_with_the_same_seed_have_random_numbers_of_their_own() -> None:
-    """The bytes before a sketch are part of its seed: noise of clients that all use seed 0 still averages out."""
+    """What is sketched is part of the sketch's seed: noise of clients that all use seed 0 still averages out."""
     rng = np.random.default_rng(0)
     updates = [{"w": rng.standard_normal((50, 60)).astype(np.float32)} for _ in range(20)]
     codec = Codec(max_bytes=200, unbiased=True)

@@ -38,7 +38,7 @@ def test_decodes_as_the_specification_says(name: str) -> None:
     decoded = decode(
         (FOLDER / f"{name}.fq").read_bytes(),
         like=update if options.get("layout") == "digest" else None,
-        drift=moved() if name == "sketch-known-scales" else drift(*SEEDS[name]) if shared else None,
+        drift=moved() if name == "shared-sketch-stretched" else drift(*SEEDS[name]) if shared else None,
     )
     with np.load(FOLDER / f"{name}.npz") as expected:
         assert sorted(decoded) == sorted(expected.files)

@@ -114,7 +114,7 @@ def test_directions_are_orthonormal_and_the_leading_ones() -> None:
     initial, model, _ = federation()
     drift = (model["fc"] - initial["fc"]).astype(np.float64)
     known = BASIS.used["fc"]
-    for side in known:
+    for side in known.sides:
         np.testing.assert_allclose(side.T @ side, np.eye(side.shape[1]), atol=1e-3)
     best = np.square(np.linalg.svd(drift, compute_uv=False)[:20]).sum()
     assert np.square(drift @ known.right[:, :20]).sum() > 0.97 * best

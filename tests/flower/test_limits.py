@@ -98,6 +98,13 @@ def test_where_most_do_not_move_a_few_cannot_say_what_is_usual():
     assert [pair.floats * by.floats for pair, by in zip(found, scales)] == pytest.approx([0.0] * 7 + [0.01, 0.1, 0.1])
 
 
+def test_sketches_of_a_few_among_idle_clients() -> None:
+    """The shortest of those that are not idle is what is usual, of sketches as of sections."""
+    sections, whole = [Pair(0.0, 0.0)] * 10, [0.0] * 7 + [1.0, 1e6, 1e6]
+    found = Limits(10.0, None).scales(sections, whole)
+    assert [pair.floats for pair in found[7:]] == pytest.approx([1, 1e-5, 1e-5])
+
+
 def test_sections_and_sketches_are_judged_apart() -> None:
     """Noise makes all updates five times longer: neither thirty times the sections hide in it, nor a sketch alone."""
     honest, sections, noise = Pair(1.0, 0.0), Pair(30.0, 0.0), Pair(0.0, 0.0)

@@ -577,13 +577,16 @@ def test_nor_are_they_where_norms_are_limited() -> None:
     assert fedfq.inspect(payload_of(one), like=network(5)).sketch_bytes == 0
 
 
-def test_nobody_owns_the_mean_with_a_sketch() -> None:
+@pytest.mark.parametrize("unit", [1e6, 1e38, 3e38])
+@pytest.mark.parametrize("weight", [10, 1e-6])
+def test_nobody_owns_the_mean_with_a_sketch(unit: float, weight: float) -> None:
     """A sketch in huge units, beside sections like everybody's, is cut to ten times what is usual."""
     grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), NODES)
 
     def tamper(node: int, reply: Message) -> Message:
         if node == 1:
-            change_payloads(reply, lambda payload: with_unit(payload, 1e6))
+            change_payloads(reply, lambda payload: with_unit(payload, unit))
+            reply.content["metrics"]["num-examples"] = weight
         return reply
 
     grid.tamper = tamper
@@ -595,6 +598,38 @@ def test_nobody_owns_the_mean_with_a_sketch() -> None:
     assert metrics["fedfq-scaled-nodes"] == [1]
     moved = max(np.abs(after[name].numpy() - model[name].numpy()).max() for name in ("fc.weight", "conv.weight"))
     assert moved < 10
+
+
+def test_sketches_are_limited_by_rounds_that_had_none() -> None:
+    """Two nodes do not say what is usual, but the rounds before do, also if nobody sent a sketch in them."""
+
+    def tamper(node: int, reply: Message) -> Message:
+        if node == 1:
+            change_payloads(reply, lambda payload: with_unit(payload, 1e6))
+        return reply
+
+    grid = LocalGrid(app([fedfq_mod(16, error_feedback=False, gain=False)]), 2)
+    strategy = Compressed(FedAvg())
+    model = record(network(5))
+    for round_ in range(1, 5):
+        if round_ == 4:
+            grid.app = app([fedfq_mod(16, unbiased=True)])
+            grid.tamper = tamper
+        replies = grid.send_and_receive(strategy.configure_train(round_, model, ConfigRecord(), grid))
+        after, metrics = strategy.aggregate_train(round_, replies)
+    assert after is not None and metrics is not None
+    assert metrics["fedfq-scaled-nodes"] == [1]
+    assert np.abs(after["fc.weight"].numpy() - model["fc.weight"].numpy()).max() < 30
+
+
+def test_a_sketch_that_was_not_ordered_is_refused() -> None:
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), NODES)
+    model = record(network(5))
+    replies = list(grid.send_and_receive(Compressed(FedAvg()).configure_train(1, model, ConfigRecord(), grid)))
+    strategy = Compressed(FedMedian())
+    strategy.configure_train(1, model, ConfigRecord(), grid)
+    _, metrics = strategy.aggregate_train(1, replies)
+    assert metrics is not None and metrics["fedfq-dropped-sketch"] == NODES
 
 
 def with_unit(payload: bytes, unit: float) -> bytes:

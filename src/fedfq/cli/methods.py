@@ -37,7 +37,7 @@ def _list_all() -> Table:
     table = _make_table(*columns, typed=2)
     for name in METHODS:
         made = make(name)
-        options = "\n".join(f"{option}={written(default)}" for option, default in options_of(name).items())
+        options = "\n".join(f"{option}={written(getattr(made, option))}" for option in options_of(name))
         memories = (made.client_memory, made.server_memory)
         table.add_row(name, options, made.paper, made.claims, *memories, "yes" if made.is_unbiased else "no")
     return table
@@ -55,7 +55,7 @@ def _explain(name: str) -> None:
         ("claimed cost", made.claims),
         ("client keeps", made.client_memory),
         ("server keeps", made.server_memory),
-        ("unbiased", "yes" if made.is_unbiased else "no"),
+        ("unbiased", "yes" if made.is_unbiased else "no, unless unbiased=true" if hasattr(made, "unbiased") else "no"),
     ):
         facts.add_row(what, text)
     typer.echo(f"{name}\n")
@@ -66,8 +66,8 @@ def _explain(name: str) -> None:
         return
     meanings = meanings_of(name)
     table = _make_table("option", "default", "values", "meaning", typed=2)
-    for option, default in options.items():
-        table.add_row(option, written(default), *meanings[option])
+    for option in options:
+        table.add_row(option, written(getattr(made, option)), *meanings[option])
     typer.echo()
     _print(table)
     option, default = next(iter(options.items()))

@@ -20,7 +20,7 @@ from .encoder.sketch import Sketcher
 from .encoder.waterfill import Waterfill
 from .encoder.widths import Widths
 from .errors import BudgetError
-from .format.container import Container, Encoding, add_sketch, checksum_before_sketch
+from .format.container import Container, Encoding, add_sketch
 from .format.layout import Spec, raw_bytes
 from .kernels import U, kernel
 from .parallel import Spread, check_threads, with_workers
@@ -37,6 +37,9 @@ KEEP = (  # statistics of normalisation layers, as PyTorch, Keras, Flax and Haik
 MUST_FILL = 0.9  # of the budget: where the common step cannot, tensors of the largest range get one of their own
 WIDEST_RANGE = 256.0  # between the largest entries of tensors that are given a step of their own together
 TOO_LARGE = 1 << 63  # no budget or ratio is so large
+LEAST_SKETCH_BYTES = 24  # and one for each tensor: about what the smallest sketch takes
+FEW_ENTRIES = 1 << 16  # with which a sketch alone is always looked at, too
+MOST_WORTH = 4.0  # bytes that a sketch is worth over those it has: beyond, nothing but a sketch may be better
 
 
 class Encoded(NamedTuple):
@@ -173,7 +176,8 @@ class Codec:
         """The payload of `update`: a module, or a mapping from names to arrays of numpy, torch or another library.
 
         Same update and seed: same bytes, on the same machine. Random numbers are drawn for factors (as starting points
-        of the search for them), for stochastic rounding and for cgsa.
+        of the search for them), for stochastic rounding, for cgsa and for sketches, whose numbers depend on the update
+        as well: give rounds and clients seeds of their own where updates may be equal.
         With a `shared_basis`, factors may be sent in its directions; decoding then needs it too.
         Raises `ValueError` for entries that are not finite and `BudgetError` for a budget that no payload fits.
         """
@@ -206,9 +210,10 @@ class Codec:
     def _add_sketch(
         self, encoded: Encoded, tensors: list[Tensor], seed: int, shared_basis: SharedBasis | None
     ) -> bytes:
-        """The payload with a sketch of what its sections leave out, or of everything if there is no room for both."""
+        """The payload with a sketch of what its sections leave out, or of everything where that is better."""
         layout = [tensor.spec for tensor in tensors]
         budget = self._budget(layout)
+        ways: list[tuple[float, bytes, Sketcher, float]] = []  # with the expected error and the room for the sketch
         smallest = 0
         for container, encoding in (
             (encoded.container, encoded.encoding),
@@ -217,16 +222,19 @@ class Codec:
         ):
             payload = container.to_bytes(encoding)
             sketcher = self._make_sketcher(payload, tensors, seed, shared_basis)
-            if budget is None:
-                assert self.step is not None
-                room = sketcher.smallest() + sketcher.energy / (8 * LAMBDA * self.step**2)
-            else:
-                room = budget - len(payload)
+            step = encoding.step or self.step
+            worth = sketcher.energy / (8 * LAMBDA * step**2) if step else 0.0  # bytes, in theory
+            room = sketcher.smallest() + worth if budget is None else budget - len(payload)
+            smallest = len(payload) + sketcher.smallest()
             if not sketcher.entries and room >= 0:
                 return payload
+            if room >= sketcher.smallest():
+                ways.append((sketcher.expected_error(room), payload, sketcher, room))
+                if budget is None or (worth <= MOST_WORTH * room and sketcher.entries > FEW_ENTRIES):
+                    break
+        for _, payload, sketcher, room in sorted(ways, key=lambda way: way[0]):
             if (sketch := sketcher.sketch(room)) is not None:
                 return add_sketch(payload, sketch)
-            smallest = len(payload) + sketcher.smallest()
         assert budget is not None
         raise BudgetError(budget, smallest, raw_bytes(layout))
 
@@ -235,8 +243,8 @@ class Codec:
     ) -> Sketcher:
         ordered = sorted(tensors, key=lambda tensor: tensor.spec.name) if self.layout == "digest" else tensors
         decoded = self._decode(payload, tensors, shared_basis)
-        known = {} if shared_basis is None or not shared_basis.used else shared_basis.classes
-        return Sketcher(ordered, decoded, known, seed, checksum_before_sketch(payload), self.threads)
+        known = None if shared_basis is None or not shared_basis.used else shared_basis.used
+        return Sketcher(ordered, decoded, known, seed, self.threads)
 
     def _decode(self, payload: bytes, tensors: list[Tensor], shared_basis: SharedBasis | None) -> dict[str, Array]:
         """What the payload makes of the tensors, in float32 where they are floats."""
@@ -328,7 +336,7 @@ class Codec:
                 rounding=self.rounding,
                 adaptive=self.basis == "adaptive",
                 known={} if shared_basis is None else shared_basis.used,
-                sketched=self.unbiased,
+                sketch_bytes=LEAST_SKETCH_BYTES + len(floats) if self.unbiased else 0,
                 seed=seed,
                 spread=spread,
             )

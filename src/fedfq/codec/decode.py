@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .format.directions import KnownDirections
 from .format.layout import Spec
 from .format.parts import Part
 from .format.sections import Job, Surroundings
-from .format.sketch import Classes, SketchPart
+from .format.sketch import SketchPart
 from .kernels import FLOAT32_MAX
 from .parallel import Spread, check_threads, with_workers
 from .shared_basis import SharedBasis
@@ -30,13 +30,6 @@ PIECE_ENTRIES = 1 << 16  # that are cast at a time
 
 T = TypeVar("T")
 AnyPart = Part | SketchPart
-
-
-class Known(NamedTuple):
-    """What both sides know of the tensors of a payload that was made with a shared basis, by name."""
-
-    directions: Mapping[str, KnownDirections]
-    classes: Mapping[str, Classes]
 
 
 def decode(
@@ -294,9 +287,10 @@ def parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_byt
     return container.parse(bytes(data), like, max_bytes)
 
 
-def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Known:
+def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Mapping[str, KnownDirections]:
+    """The directions that the payload was made with, by tensor."""
     if parsed.basis is None:
-        return Known({}, {})
+        return {}
     needed = f"the payload was made with the shared basis {parsed.basis.hex()}"
     if shared_basis is None:
         raise PayloadError("basis", f"{needed}: pass shared_basis=")
@@ -305,16 +299,18 @@ def _find_known(parsed: Payload, shared_basis: SharedBasis | None) -> Known:
         raise PayloadError("basis", reason)
     if (other := shared_basis.other_than(parsed.layout)) is not None:
         raise PayloadError("basis", f"{needed}, and is of another model: {other}")
-    return Known(shared_basis.held, shared_basis.classes)
+    return shared_basis.held
 
 
-def _decode_parts(parsed: Payload, layout: Sequence[Spec], known: Known, spread: Spread) -> list[list[AnyPart]]:
+def _decode_parts(
+    parsed: Payload, layout: Sequence[Spec], known: Mapping[str, KnownDirections], spread: Spread
+) -> list[list[AnyPart]]:
     """What is not zero, decoded, by tensor: all of it, or an error."""
     parts: dict[str, list[AnyPart]] = {spec.name: [] for spec in layout}
     work: list[tuple[str, Job]] = []
     for spec in layout:
         if spec.name in parsed.sections:
-            around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.directions.get(spec.name))
+            around = Surroundings(parsed.gain, parsed.step, parsed.shifts, known.get(spec.name))
             section = parsed.sections[spec.name].read(spec)
             work += [(spec.name, job) for job in section.jobs(spec, around)]
     for (name, _), part in zip(work, spread(lambda item: item[1](), work)):
@@ -323,7 +319,7 @@ def _decode_parts(parsed: Payload, layout: Sequence[Spec], known: Known, spread:
         for name, part in parsed.small.decode(Surroundings(parsed.gain, parsed.step, parsed.shifts)):
             parts[name].append(part)
     if parsed.sketch is not None:
-        for name, estimate in parsed.sketch.decode(parsed.checksum_before_sketch, layout, known.classes):
+        for name, estimate in parsed.sketch.decode(layout, known):
             parts[name].append(estimate)
     return list(parts.values())
 

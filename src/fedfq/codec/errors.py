@@ -22,8 +22,8 @@ class BudgetError(FedFQError, ValueError):
             ratio = f", a ratio of {math.floor(100 * raw / minimum) / 100:g} at most"
         super().__init__(
             f"a budget of {budget} bytes is too small: this update needs at least {minimum} bytes{ratio}, "
-            'for names and shapes (layout="digest" sends 8 bytes instead) and for integers, before any float; '
-            "with unbiased=True, also for the smallest sketch"
+            'for names and shapes (layout="digest" sends 8 bytes instead) and for integers, before any float, and '
+            "if unbiased=True for the smallest sketch"
         )
         self.budget = budget
         self.minimum = minimum

@@ -16,7 +16,6 @@ import numpy as np
 
 from .format.directions import KnownDirections, find_directions
 from .format.layout import Spec, digest
-from .format.sketch import Classes
 from .parallel import with_workers
 from .tensors import Tensor, read
 
@@ -54,12 +53,7 @@ class SharedBasis:
         names = [tensor.spec.name for tensor in floats]
         named = [(name, move.directions) for name, move in zip(names, moves) if move.directions is not None]
         self.held = {name: known for name, (known, _) in named}  # what payloads may name
-        self.used = {  # what they are made with
-            name: KnownDirections(known.left[:, :count], known.right[:, :count])
-            for name, (known, count) in named
-            if count
-        }
-        self.classes = {name: move.classes for name, move in zip(names, moves) if move.classes is not None}
+        self.used = {name: known.leading(count) for name, (known, count) in named if count}  # what they are made with
 
     def other_than(self, layout: Sequence[Spec]) -> str | None:
         """What an update of this layout has that the model has not, or the other way round; None if it is the same."""
@@ -78,12 +72,10 @@ def _difference(one: Sequence[Spec], other: Sequence[Spec]) -> str | None:
 
 
 class Movement(NamedTuple):
-    """What the drift of a tensor tells: its digest, its directions and how many of them an encoder uses, and how large
-    its rows and columns are."""
+    """What the drift of a tensor tells: its digest, its directions and how many of them an encoder uses."""
 
     digest: bytes
     directions: tuple[KnownDirections, int] | None
-    classes: Classes | None
 
 
 def _find_movement(now: Tensor, before: Tensor) -> Movement:
@@ -93,4 +85,4 @@ def _find_movement(now: Tensor, before: Tensor) -> Movement:
     if not np.isfinite(drift).all():
         raise ValueError(f"tensor {now.spec.name!r} of the model or the initial model has entries that are not finite")
     hashed = hashlib.sha256(np.ascontiguousarray(drift, "<f4").data).digest()  # processors have instructions for it
-    return Movement(hashed, find_directions(drift), Classes.of(drift))
+    return Movement(hashed, find_directions(drift))

@@ -103,7 +103,13 @@ class Config:
     def label(self) -> str:
         """The method and its options in short, as `methods.parse` reads them."""
         defaults = methods.options_of(self.method)
-        shown = {name: value for name, value in self.options.items() if value != defaults[name] and name != "ratio"}
+        said = {name: value for name, value in self.options.items() if defaults[name] is not None}
+        implied = methods.make(self.method, **said)  # what follows from these options is not said
+        shown = {
+            name: value
+            for name, value in self.options.items()
+            if value != (getattr(implied, name) if defaults[name] is None else defaults[name]) and name != "ratio"
+        }
         ratio = self.options.get("ratio")
         at = "" if ratio is None else f"@{ratio:g}" if float(f"{ratio:g}") == ratio else f"@{ratio}"
         return self.method + at + "".join(f":{name}={methods.written(value)}" for name, value in shown.items())

@@ -100,29 +100,24 @@ class Limits:
         self._weight_multiple = weight_multiple
         self._floats, self._integers, self._with_sketch, self._weights = Usual(), Usual(), Usual(), Usual()
 
-    def scales(self, found: Sequence[Pair], with_sketch: Sequence[float] = ()) -> list[Pair]:
+    def scales(self, found: Sequence[Pair], with_sketch: Sequence[float] | None = None) -> list[Pair]:
         """By how much each of a round's updates is to be made shorter, by the norms of what is in their sections.
 
-        Clients without a step of training do not say how long updates are. Where they are most, the shortest update of
-        the others is what is usual, as their median may be that of a hostile few. But integers that nobody else moves
-        are usual as they are.
-
-        `with_sketch` are the norms of floats including the noise of a sketch, which makes them several times longer.
+        `with_sketch` are the norms of floats including the noise of sketches, which makes them several times longer;
+        None if nobody sends one.
         They are judged beside the sections and not instead: sections that are far too long could hide in that noise.
         """
-        moving = sorted(pair.floats for pair in found if pair.floats > 0)
-        floats = self._floats.median(moving)
-        if moving and 2 * len(moving) <= len(found):
-            floats = moving[0]
+        floats = _usual_length(self._floats, [pair.floats for pair in found])
+        with_sketch = [pair.floats for pair in found] if with_sketch is None else with_sketch
+        whole = _usual_length(self._with_sketch, with_sketch)
         integers = self._integers.median([pair.integers for pair in found])
-        whole = self._with_sketch.median([norm for norm in with_sketch if norm > 0])
         limit = self._norm_multiple
         return [
             Pair(
                 min(_share(pair.floats, floats, limit), _share(norm, whole, limit)),
                 _share(pair.integers, integers, limit),
             )
-            for pair, norm in zip(found, with_sketch or [0.0] * len(found))
+            for pair, norm in zip(found, with_sketch)
         ]
 
     def weights(self, claimed: Sequence[float]) -> list[float]:
@@ -134,6 +129,15 @@ class Limits:
         if most >= 1 and all(isinstance(weight, int) for weight in claimed):
             most = int(most)
         return [min(weight, most) for weight in claimed]
+
+
+def _usual_length(usual: Usual, norms: Sequence[float]) -> float | None:
+    """Clients without a step of training do not say how long updates are. Where they are most, the shortest update of
+    the others is what is usual, as their median may be that of a hostile few. (Integers that nobody else moves are
+    usual as they are.)"""
+    moving = sorted(norm for norm in norms if norm > 0)
+    median = usual.median(moving)
+    return moving[0] if moving and 2 * len(moving) <= len(norms) else median
 
 
 def _share(norm: float, median: float | None, multiple: float | None) -> float:

@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from logging import ERROR
+from functools import lru_cache
+from logging import ERROR, WARNING
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
@@ -36,8 +37,8 @@ def fedfq_mod(
     *,
     basis: Basis = "shared",
     unbiased: bool = False,
-    error_feedback: bool = True,
-    gain: Gain | bool = "norm",
+    error_feedback: bool | None = None,
+    gain: Gain | bool | None = None,
     seed: int = 0,
 ) -> Mod:
     """A client mod that sends updates `ratio` times smaller than float32; the server's strategy is `Compressed(...)`.
@@ -48,12 +49,13 @@ def fedfq_mod(
     basis           "shared": factors in the directions in which the model has moved so far, which both sides derive
                     from the initial model (sent to a node once); "adaptive" and "identity" as in `Codec`
     unbiased        noise instead of bias: what is left out is sketched (as in `Codec`), with neither memory nor gain.
-                    Where the strategy does more than average (median, Krum, Adam, clipping), the server says so, and
-                    payloads go without their sketch
-    error_feedback  add what one payload left out to the next one; it is kept in `context.state` or, for models beyond
-                    16 MB, on disk (`memory.py`)
-    gain            as in `Codec`
-    seed            of the random numbers with which factors are sought; it need not differ between clients
+                    Where the strategy does more than average (median, Krum, Adam, clipping) or `max_norm` is given, the
+                    server says so, and payloads go without their sketch
+    error_feedback  add what one payload left out to the next one, the default unless unbiased; it is kept in
+                    `context.state` or, for models beyond 16 MB, on disk (`memory.py`)
+    gain            as in `Codec`; the default is "norm" unless unbiased
+    seed            of the random numbers with which factors are sought and sketches are made; it need not differ
+                    between clients, as sketches of different updates have numbers of their own
 
     The reply carries the payload and 8 bytes that bind it to the node and the round.
 
@@ -90,7 +92,13 @@ class FedFQMod:
     def _train(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         self._refuse_clipping(message.content)
         order, content, packed = _open(message.content)
-        session = self.session if order.sketch else self.session.without_sketch()
+        session = self.session
+        if session.unbiased and not order.sketch:
+            session = session.without_sketch()
+            _say_once(
+                "fedfq_mod(unbiased=True): the server's strategy does more than average, or limits norms, so updates "
+                "go without their sketch; fedfq_mod() would keep a memory of what is left out"
+            )
         with _refusing():
             codec = _make_codec(session, context.node_config)
         given = dict(_only_record(content)[1])  # the app may take the Arrays out of its record
@@ -160,6 +168,11 @@ class FedFQMod:
             if session.has_memory:
                 memory.keep_residual(order.round, sent.residual, order.accepted)
         return sent
+
+
+@lru_cache
+def _say_once(text: str) -> None:
+    log(WARNING, text)
 
 
 def _make_codec(session: ClientSession, node_config: Mapping[str, Any]) -> Codec:

@@ -22,7 +22,7 @@ DROPPED, SCALED, REWEIGHTED = "fedfq-dropped", "fedfq-scaled", "fedfq-reweighted
 FAILED = "fedfq-failed"  # nodes that answered with an error, or not at all
 MEDIAN_NORM, LARGEST_NORM, LARGEST_SHARE = "fedfq-norm-median", "fedfq-norm-largest", "fedfq-share-largest"
 SMALLEST_WEIGHT, LARGEST_WEIGHT = 1e-30, 1e30  # beyond, no numbers of examples; nor could float32 sums hold them
-WORST_NMSE = 1.1  # a payload of zeros has 1, and no honest one is much worse
+WORST_NMSE = 1e6  # a payload of zeros has 1; a sketch of few bytes has many times that
 
 
 class Arrivals(NamedTuple):
@@ -37,7 +37,8 @@ class Arrivals(NamedTuple):
 class Unusable(FedFQError):
     """A reply that is dropped, though its payload, if there is one, may be sound.
 
-    `reason` is "reply" (not a payload and one record of metrics), "version", "weight", "metrics", "norm" or "replay".
+    `reason` is "reply" (not a payload and one record of metrics), "version", "weight", "metrics", "norm", "sketch" or
+    "replay".
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord
 
 from fedfq.codec.decode import Accumulator, decode, decode_each
 from fedfq.codec.errors import PayloadError
+from fedfq.codec.format.container import has_sketch
 from fedfq.codec.shared_basis import SharedBasis
 from fedfq.session import derive_basis
 
@@ -35,12 +36,14 @@ class ServerRound:
         initial: Array | None,
         max_norm: float | None,
         clipping_norm: float | None,
+        takes_sketches: bool,
     ) -> None:
         self.base = base
         self.tokens: dict[int, list[bytes]] = {}  # of every node, for as many replies
         self._initial = initial
         self._max_norm = max_norm
         self._clipping_norm = clipping_norm
+        self._takes_sketches = takes_sketches
         self._basis: SharedBasis | None = None
         self._total: Accumulator | None = None
         # What is added up is float32: the norm of a float16 update that was clipped to its range would be too small.
@@ -58,6 +61,8 @@ class ServerRound:
     def measure(self, answer: ReplyContent) -> None:
         """Decode a payload tensor by tensor for its norms. After this, nothing can fail."""
         answer.norms_without_sketch, answer.norms = self._with_basis(lambda basis: self._norms(answer.payload, basis))
+        if has_sketch(answer.payload) and not self._takes_sketches:
+            raise Unusable("sketch", "a payload with a sketch, where the order was to send none")
         self._use_token(answer)
         if self._max_norm is not None and answer.norms.floats > self._max_norm:
             raise Unusable(

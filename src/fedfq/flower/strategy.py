@@ -167,14 +167,15 @@ class Compressed(Strategy):
         model_digest = digest(packed) if self.shared_basis else ""
         if self.shared_basis and self._initial is None:
             self._initial, self._initial_digest = packed, model_digest
-        self._round = ServerRound(views(model), self._initial, self.max_norm, _clipping_norm(messages[0].content))
+        clipping_norm = _clipping_norm(messages[0].content)
+        sketch = _is_linear(self.strategy) and self.max_norm is None and clipping_norm is None
+        self._round = ServerRound(views(model), self._initial, self.max_norm, clipping_norm, sketch)
         records = {1: ArrayRecord({"model": packed})}
         if self._initial is not None:
             records[2] = ArrayRecord({"model": packed, "initial": self._initial})
         nodes = [message.metadata.dst_node_id for message in messages]
         models = models_sent(nodes, self._settled, model_digest != self._initial_digest)
         self._models = sum(models.values())
-        sketch = _is_linear(self.strategy) and self.max_norm is None and _clipping_norm(messages[0].content) is None
         for node, message in zip(nodes, messages):  # they share one content; what differs from node to node is small
             record = records[models[node]]
             token = new_token()
@@ -257,10 +258,8 @@ class Compressed(Strategy):
 
     def _limit(self, answers: list[ReplyContent], ledger: RoundLedger) -> None:
         """Accept answers, none for much more than is usual."""
-        sketched = any(answer.norms != answer.norms_without_sketch for answer in answers)
         scales = self._limits.scales(
-            [answer.norms_without_sketch for answer in answers],
-            [answer.norms.floats for answer in answers] if sketched else (),
+            [answer.norms_without_sketch for answer in answers], [answer.norms.floats for answer in answers]
         )
         weights = self._limits.weights([answer.weight for answer in answers])
         left_alone = _judges(self.strategy)

@@ -43,8 +43,11 @@ class FedFQ(Method):
         "directions in which the model has moved; low-rank factors where they pay; or entries as they are",
     ] = "shared"
     unbiased: Annotated[bool, "sketch what is left out: noise instead of bias, without memory and gain"] = False
-    error_feedback: Annotated[bool, ERROR_FEEDBACK] = True
-    gain: Annotated[Gain | bool, "scale up what shrank on the way: not at all, to the update's norm, or fully"] = "norm"
+    error_feedback: Annotated[bool | None, f"{ERROR_FEEDBACK}; true unless unbiased"] = None
+    gain: Annotated[
+        Gain | bool | None,
+        "scale up what shrank on the way: not at all, to the update's norm, or fully; norm unless unbiased",
+    ] = None
 
     summary: ClassVar[str] = "our default: one step for all that is sent, in directions in which the model has moved"
     paper: ClassVar[str] = "this project (FedFQ with real-valued widths)"
@@ -52,7 +55,9 @@ class FedFQ(Method):
     client_memory: ClassVar[str] = "one model, with error feedback"
 
     def __post_init__(self) -> None:
-        self._session  # noqa: B018 (refuses options that do not fit)
+        session = self._session  # refuses options that do not fit
+        object.__setattr__(self, "error_feedback", session.has_memory)
+        object.__setattr__(self, "gain", session.codec_gain)
 
     @property
     def is_unbiased(self) -> bool:

@@ -268,6 +268,8 @@ LONG_DECAY = 0.998
 
 _TARGETS: dict[str, Any] = {"clients": 100, "per_round": 10, "precision": "bfloat16"}
 _TARGETS_CNN = _TARGETS | {"task": "cifar10-simplecnn"}
+# Tuned likewise: 80 rounds end at 30.7% at the paper's 1.47, at 27.0% at 0.8, and highest at 2.2.
+_TARGETS_LSTM = _TARGETS | {"task": "shakespeare-lstm", "split": "natural", "local_steps": 10, "lr": 2.2}
 _IN_TARGETS: dict[str, Any] = {
     "fedfq": "fedfq@256",
     "chosen": "the default",
@@ -295,7 +297,7 @@ TARGETS = (
     Column(
         "lstm-natural",
         "LSTM, natural",
-        _TARGETS | {"task": "shakespeare-lstm", "split": "natural", "local_steps": 10, "rounds": 600, "eval_every": 20},
+        _TARGETS_LSTM | {"rounds": 600, "eval_every": 20},
         rows=SHORT_TARGET_ROWS,
         whole_test=True,
         **_IN_TARGETS,

@@ -159,7 +159,7 @@ class LowRank:
 
     def quantize(self, step: float, rank: int, left_directions: int, right_directions: int) -> Factors:
         """Quantise V; then the best A for what V became; then quantise A."""
-        known_left, known_right = self.known or (None, None)
+        known_left, known_right = (None, None) if self.known is None else self.known.sides
         inside = None if self._inside is None else self._inside[:right_directions, :rank]
         right_columns, levels = Columns.quantize(
             self._scale_right(rank), step, _take_first(known_right, right_directions), inside

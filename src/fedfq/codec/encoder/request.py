@@ -23,7 +23,7 @@ class Request:
     known: Mapping[str, KnownDirections]  # directions that both sides hold, by tensor
     seed: int
     spread: Spread  # runs work in threads
-    sketched: bool = False  # is part of a budget for a sketch of what is left out?
+    sketch_bytes: int = 0  # of a budget, at least, that are for a sketch of what is left out; 0 if there is none
 
     def directions_of(self, tensor: Tensor) -> KnownDirections | None:
         """The directions of a tensor that both sides hold."""

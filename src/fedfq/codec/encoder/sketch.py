@@ -1,6 +1,7 @@
 """Making a sketch of what the sections leave out, in so many bytes.
 
-Its variance is about (sum of scales) (sum of r^2 / scale) / (8 blocks): least if scales go with the size of r.
+Its variance is about (sum of scales) (sum of r^2 / scale) / (8 blocks): least if scales go with the size of r. Along
+known directions, r is made shorter by what it is likely to be longer there, where that helps.
 """
 
 from __future__ import annotations
@@ -13,48 +14,69 @@ import numpy as np
 
 from fedfq.types import Array
 
+from ..format.directions import MAX_STRETCHED, KnownDirections
+from ..format.fold import energy, fold
 from ..format.random_numbers import stream_key
 from ..format.sketch import (
     FULL_SCALE,
     LENGTH,
-    LOWEST_CLASS,
     MOST_NUMBERS,
     NEGATIVE,
     SCALES,
-    Classes,
     Sketch,
     draw_dithers,
     make_directions,
-    seed_key,
 )
+from ..format.stretch import Stretch
 from ..format.tiles import cut_into_tiles
-from ..kernels import U, kernel
+from ..kernels import kernel
 from ..parallel import with_workers
 from ..tensors import QUANTIZED, Tensor
 from .tiles import encode_levels
 
 EXPECTED_LARGEST = 2.827557803897746  # of the magnitudes of 128 standard normal numbers
-SMALLEST_SIZE = float(np.finfo(np.float32).tiny)  # what is less than that is not worth a sketch
+ALONG = 7.148251810874743  # the expected square of that largest, less 1
+SMALLEST_SIZE = 2.0**-100  # of a number: what is less is not worth a sketch
 BYTES_PER_BLOCK = 1.12  # about what a block takes: its direction and what is said of its length
 SLAB_BLOCKS = 1 << 12  # blocks that are compared with the directions at a time
 FREE_BLOCKS = 0.006  # of all: room for so few more is not used
 MAX_TRIALS = 6
+SLACK = 0.25  # bytes left free per root of the number of blocks: by so much, other dithers take more
+SHRINK = 0.97  # of the blocks, if they take more all the same
+HASH_PRIME = np.uint64(0x100000001B3)  # of FNV-1a
+SAFE_ENERGIES = (1e-30, 1e30)  # between which sums of squares in float32 are right
 
 
 class Rest(NamedTuple):
     """What is left out of one tensor."""
 
-    divided: Array  # flat, by the scales that both sides know of rows and columns
-    size: float  # the scale of the tensor that makes the variance least: how large `divided` is
+    entries: Array  # flat, in the order in which they are dealt to blocks
     energy: float
+    mark: int  # a hash of the entries
+    size: float  # the scale of the tensor that makes the variance least: how large the entries are
+    spread: float  # the square root of what its variance is proportional to, if it is sketched alone
+    stretched: int = 0  # along so many known directions the matrix was made shorter
 
     @classmethod
-    def of(cls, array: Array, decoded: Array, known: Classes | None) -> Rest:
-        classes = known or Classes.unknown(array.shape)
-        rows, columns = (SCALES[-1 + each].astype(np.float64) for each in classes)  # the last is that of class 0
-        divided = np.empty(array.size, np.float32)
-        weighted, energy = _divide(_flat(array), _flat(decoded), 1.0 / rows, 1.0 / columns, divided)
-        return cls(divided, math.sqrt(weighted / (np.square(rows).sum() * np.square(columns).sum())), energy)
+    def of(cls, array: Array, decoded: Array, known: KnownDirections | None) -> Rest:
+        """With known directions, whichever has less variance: the entries as they are, or stretched."""
+        rest = np.empty(array.size, np.float32)
+        left_out, mark = _subtract(_flat(array), _flat(decoded), rest)
+        plain = cls(rest, left_out, int(mark), math.sqrt(left_out / rest.size), math.sqrt(left_out * rest.size))
+        if known is None or not SAFE_ENERGIES[0] < left_out < SAFE_ENERGIES[1]:
+            return plain
+        view = fold(array.shape)
+        assert view is not None
+        count = min(MAX_STRETCHED, known.left.shape[1])
+        stretch = Stretch.along(known, count)
+        matrix = view.matrix(rest.reshape(array.shape))
+        matrix = matrix.copy() if np.may_share_memory(matrix, rest) else matrix
+        stretch.undo(matrix)
+        shortened = energy(matrix)
+        spread = math.sqrt(shortened * stretch.noise)
+        if spread >= plain.spread:
+            return plain
+        return cls(matrix.reshape(-1), left_out, plain.mark, math.sqrt(shortened / stretch.noise), spread, count)
 
 
 class Sketcher:
@@ -64,81 +86,100 @@ class Sketcher:
         self,
         tensors: Sequence[Tensor],
         decoded: Mapping[str, Array],
-        known: Mapping[str, Classes],
+        known: Mapping[str, KnownDirections] | None,
         seed: int,
-        checksum: int,
         threads: int = 1,
     ) -> None:
         """`tensors` are in the order of the payload, `decoded` is what its sections make of them.
 
-        `known` are classes of rows and columns that both sides hold, `checksum` is that of the bytes before the sketch.
+        `known` are the directions of the payload's shared basis, if it has one. Updates that differ have random numbers
+        of their own, also with the same seed.
         """
-        self.seed = int(stream_key(seed, 0)) >> 32
-        self.key = seed_key(self.seed, checksum)
         self.threads = threads
         floats = [tensor for tensor in tensors if tensor.spec.is_float]
         sketched = [tensor for tensor in floats if tensor.kind == QUANTIZED and tensor.spec.size]
         rests: list[Rest] = self._spread(
-            lambda tensor: Rest.of(tensor.array, decoded[tensor.spec.name], known.get(tensor.spec.name)), sketched
+            lambda tensor: Rest.of(tensor.array, decoded[tensor.spec.name], (known or {}).get(tensor.spec.name)),
+            sketched,
         )
+        self.seed = seed
+        for rest in rests:
+            self.seed = int(stream_key(self.seed, rest.mark))
+        self.seed >>= 32
         sizes = {t.spec.name: rest.size for t, rest in zip(sketched, rests) if 0.0 < rest.size < math.inf}
         largest = max(sizes.values(), default=0.0)
         if largest < SMALLEST_SIZE:
             sizes = {}
         self.scales = np.array([_as_byte(sizes.get(t.spec.name, 0.0), largest) for t in floats], np.uint8)
+        counts = {t.spec.name: rest.stretched for t, rest in zip(sketched, rests) if t.spec.name in sizes}
+        stretched = [] if known is None else [counts.get(t.spec.name, 0) for t in floats]
+        self.stretched = np.array(stretched, np.uint8)
         self._largest = largest
-        used = [rest.divided for t, rest in zip(sketched, rests) if t.spec.name in sizes]
-        for divided, scale in zip(used, self.scales[self.scales > 0].tolist()):
-            factor = np.float64(1.0 / (largest * float(SCALES[scale - 1 - 2 * LOWEST_CLASS])))
-            np.multiply(divided, factor, out=divided, casting="unsafe")  # in float64, whose range is larger
+        used = [rest.entries for t, rest in zip(sketched, rests) if t.spec.name in sizes]
+        for entries, scale in zip(used, self.scales[self.scales > 0].tolist()):
+            factor = np.float64(1.0 / (largest * float(SCALES[scale])))
+            np.multiply(entries, factor, out=entries, casting="unsafe")  # in float64, whose range is larger
         self._flat = np.concatenate(used) if used else np.zeros(0, np.float32)
         self.entries = self._flat.size
         self.energy = sum(rest.energy for rest in rests)
+        self._spread_of_all = sum(rest.spread for rest in rests)
 
     @property
     def fewest_blocks(self) -> int:
         return -(-self.entries // MOST_NUMBERS)
 
     def sketch(self, room: float) -> Sketch | None:
-        """The sketch with the most blocks that takes at most so many bytes; None if there is none."""
+        """The sketch with about the most blocks that takes at most so many bytes; None if there is none.
+
+        How many blocks fit is found with other dithers than those that are sent: these would no longer be random if
+        they had a say in it.
+        """
         if not self.entries:
             return None
-        fits: Sketch | None = None
         few, many = self.fewest_blocks - 1, self.entries + 1  # that fit, and that do not
         blocks = int(room / BYTES_PER_BLOCK)
         for _ in range(MAX_TRIALS):
             blocks = min(max(blocks, few + 1), many - 1)
-            frame = self._measure_lengths(blocks)
-            spare = room - len(frame.to_bytes())
+            spare = room - SLACK * math.sqrt(blocks) - len(self._measure_lengths(blocks, stream=2).to_bytes())
             if spare >= 0:
-                fits, few = frame, blocks
+                few = blocks
             else:
                 many = blocks
             if many - few <= 1 + FREE_BLOCKS * few or 0 <= spare <= FREE_BLOCKS * room:
                 break
             blocks += math.floor(spare / BYTES_PER_BLOCK)
-        return None if fits is None else fits._replace(words=self._choose_words(fits.words.size))
+        blocks = max(few, self.fewest_blocks)
+        while len((fits := self._measure_lengths(blocks)).to_bytes()) > room:
+            if blocks == self.fewest_blocks:
+                return None
+            blocks = max(self.fewest_blocks, int(SHRINK * blocks))
+        return fits._replace(words=self._choose_words(blocks))
+
+    def expected_error(self, room: float) -> float:
+        """About the variance of a sketch in so many bytes (docs/theory.md)."""
+        blocks = min(self.entries, self.fewest_blocks + (room - self.smallest()) / BYTES_PER_BLOCK)
+        return (self._spread_of_all**2 / blocks + ALONG * self.energy) / EXPECTED_LARGEST**2 - self.energy
 
     def smallest(self) -> int:
         """The length of the shortest sketch."""
         return 0 if not self.entries else len(self._measure_lengths(self.fewest_blocks).to_bytes())
 
-    def _measure_lengths(self, blocks: int) -> Sketch:
+    def _measure_lengths(self, blocks: int, stream: int = 1) -> Sketch:
         """The sketch in so many blocks, but for their directions."""
         lengths = np.zeros(blocks)
         _sum_squares(self._flat, lengths)
         np.sqrt(lengths, out=lengths)
         mean = float(lengths.mean())
-        dithers = draw_dithers(self.key, blocks)
+        dithers = draw_dithers(self.seed, blocks, stream)
         levels = np.rint(lengths * (LENGTH / mean) + dithers) - np.rint(LENGTH + dithers)
         unit = self._largest * mean / (LENGTH * EXPECTED_LARGEST)
         tiles = encode_levels(levels.astype(np.int32), cut_into_tiles((blocks,)))
         unit = min(max(unit, float(np.finfo(np.float32).tiny)), float(np.finfo(np.float32).max))
-        return Sketch(self.seed, unit, self.scales, np.zeros(blocks, np.uint8), tiles)
+        return Sketch(self.seed, unit, self.scales, self.stretched, np.zeros(blocks, np.uint8), tiles)
 
     def _choose_words(self, blocks: int) -> Array:
         whole, over = divmod(self.entries, blocks)  # the first blocks have a number more
-        directions = make_directions(self.key, whole + (over > 0))
+        directions = make_directions(self.seed, whole + (over > 0))
         dealt = self._flat[: whole * blocks].reshape(whole, blocks)
         last = self._flat[whole * blocks :]
 
@@ -167,19 +208,16 @@ def _as_byte(size: float, largest: float) -> int:
 
 
 @kernel
-def _divide(h: Array, decoded: Array, rows: Array, columns: Array, divided: Array) -> tuple[float, float]:
-    """What is left out, times factors of its row and its column; the energy of that, and without the factors."""
-    weighted = energy = 0.0
-    width = columns.size
-    for i in range(rows.size):
-        for j in range(width):
-            f = U(i * width + j)
-            rest = np.float64(h[f]) - np.float64(decoded[f])
-            scaled = rest * (rows[i] * columns[U(j)])
-            divided[f] = scaled
-            weighted += scaled * scaled
-            energy += rest * rest
-    return weighted, energy
+def _subtract(h: Array, decoded: Array, rest: Array) -> tuple[float, np.uint64]:
+    """What is left out; returns its energy and a hash of it (FNV-1a of its 32-bit words)."""
+    energy, mark = 0.0, HASH_PRIME
+    words = rest.view(np.uint32)
+    for f in range(h.size):
+        difference = np.float64(h[f]) - np.float64(decoded[f])
+        rest[f] = difference
+        energy += difference * difference
+        mark = (mark ^ np.uint64(words[f])) * HASH_PRIME
+    return energy, mark
 
 
 @kernel

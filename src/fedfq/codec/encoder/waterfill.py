@@ -65,8 +65,9 @@ class Waterfill:
         self.rounding = request.rounding
         is_safe = SAFE_PEAKS[0] < request.peak < SAFE_PEAKS[1]
         self.adaptive = request.adaptive and is_safe
-        self.sketched = request.sketched and is_safe
-        self.share_of_budget = UNSAFE_SHARE if request.sketched and not is_safe else 1.0
+        self.sketch_bytes = request.sketch_bytes
+        self.divides = request.sketch_bytes > 0 and is_safe
+        self.share_of_budget = UNSAFE_SHARE if request.sketch_bytes and not is_safe else 1.0
         self.seed = request.seed
         self.spread = request.spread
         self.cells = request.cells
@@ -112,12 +113,13 @@ class Waterfill:
             self._seek_bases(step, budget)
         if any(coder.low is not None for coder in self.coders):
             step, slope, codings = self._decide_codings(step, max(budget - minimum, 1))
-        elif self.cells > SAMPLE_CELLS or self.sketched:
+        elif self.cells > SAMPLE_CELLS or self.divides:
             sampled = BudgetSearch(finest, self.coarsest, slope, tolerance / 2, MAX_TRIALS)
             step, slope, _ = sampled.solve(estimate_plain, budget, start=step)
-        if self.sketched:  # which takes what is left
+        if self.divides:  # the sketch takes what is left
+            budget = max(budget - self.sketch_bytes, minimum)
             size, encoding = encode(step)
-            if size < budget:
+            if size <= budget:
                 return encoding
         search = BudgetSearch(finest, self.coarsest, slope, tolerance, MAX_TRIALS)
         step, _, best = search.solve(encode, budget, start=step)
@@ -191,9 +193,10 @@ class Waterfill:
         The sketch's variance is about D / S times a constant, for an error D and S bytes. One byte more for the
         sections takes 8 LAMBDA step^2 of D: it is worth as much as one more for the sketch where D = 8 LAMBDA step^2 S.
         """
-        if not self.sketched:
-            return sum(size for size, _ in coded)
-        return sum(cost for _, cost in coded) / (8 * LAMBDA * step**2)
+        sizes = sum(size for size, _ in coded)
+        if not self.divides:
+            return sizes
+        return max(sum(cost for _, cost in coded) / (8 * LAMBDA * step**2), sizes + self.sketch_bytes)
 
     def _model_step(self, step: float, budget: int) -> float:
         """The step for a budget by a model of the sizes, without coding anything."""

@@ -134,9 +134,9 @@ def _finish(flags: int, body: bytes) -> bytes:
     return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
 
 
-def checksum_before_sketch(payload: bytes) -> int:
-    """What the sketch of a payload that has none yet depends on."""
-    return zlib.crc32(payload[HEAD.size :])
+def has_sketch(payload: bytes | memoryview) -> bool:
+    """Whether a payload that was decoded already has a sketch."""
+    return bool(payload[3] & HAS_SKETCH)
 
 
 def add_sketch(payload: bytes, sketch: Sketch) -> bytes:
@@ -161,7 +161,6 @@ class Payload:
     sections: dict[str, RawSection]  # of the other tensors, or of all
     sketch: Sketch | None  # of what the sections leave out
     sketch_bytes: int
-    checksum_before_sketch: int
 
 
 def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int | None = None) -> Payload:
@@ -186,13 +185,12 @@ def parse(data: bytes | memoryview, like: list[Spec] | None, max_bytes: int | No
     step, shifts = _read_step(reader) if flags & HAS_STEP else (0.0, np.zeros(SHIFTS, np.float32))
     small = RawSmall.read(reader, layout, bool(flags & HAS_STEP)) if flags & SHARES_SMALL else None
     sections = {spec.name: _read_section(reader, spec, flags) for spec in layout if small is None or not is_small(spec)}
-    sketch, checksum, left = None, 0, reader.left()
+    sketch, left = None, reader.left()
     if flags & HAS_SKETCH:
-        checksum = zlib.crc32(reader.data[HEAD.size : reader.at])
-        sketch = Sketch.read(reader, layout)
+        sketch = Sketch.read(reader, layout, basis is not None)
     elif left:
         refuse_malformed(f"{left} bytes follow the last section")
-    return Payload(layout, named, basis, gain, step, shifts, small, sections, sketch, left, checksum)
+    return Payload(layout, named, basis, gain, step, shifts, small, sections, sketch, left)
 
 
 def _check_decoded_size(size: int, payload: int, max_bytes: int | None) -> None:

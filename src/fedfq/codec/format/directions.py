@@ -16,7 +16,7 @@ import numpy as np
 from fedfq.types import Array
 
 from ..kernels import kernel
-from .fold import energy, fold
+from .fold import column_energies, energy, fold
 from .random_numbers import stream_key, uniform
 
 MAX_DIRECTIONS = 128  # that both sides know of a matrix
@@ -24,6 +24,7 @@ ITERATIONS = 2
 RIDGE = 1e-14  # of the trace
 WEAKEST_ENERGY = 1e-5  # of the largest squared singular value: directions below are made of rounding errors
 MARGIN = 0.5  # what one machine finds just above the limit, another one may find just below
+MAX_STRETCHED = 32  # directions along which a sketch is stretched: more of them gain little
 
 
 class KnownDirections(NamedTuple):
@@ -31,6 +32,23 @@ class KnownDirections(NamedTuple):
 
     left: Array  # height x k
     right: Array  # width x k
+    left_energies: Array  # float64: the drift's energy along each of the first MAX_STRETCHED of them
+    right_energies: Array
+    energy: float  # of the drift
+
+    @property
+    def sides(self) -> tuple[Array, Array]:
+        return self.left, self.right
+
+    def leading(self, count: int) -> KnownDirections:
+        """The first so many."""
+        return KnownDirections(
+            np.ascontiguousarray(self.left[:, :count]),
+            np.ascontiguousarray(self.right[:, :count]),
+            self.left_energies[:count],
+            self.right_energies[:count],
+            self.energy,
+        )
 
 
 def find_directions(drift: Array) -> tuple[KnownDirections, int] | None:
@@ -42,15 +60,18 @@ def find_directions(drift: Array) -> tuple[KnownDirections, int] | None:
     if not 1e-30 < scale < 1e30:
         return None
     d = view.matrix(drift) / np.float32(scale)
-    scale = np.sqrt(energy(d) / d.size)
+    total = energy(d)
+    scale = np.sqrt(total / d.size)
     right = np.empty((d.shape[1], min(MAX_DIRECTIONS, *d.shape)), np.float32)
     _fill_with_random_numbers(stream_key(0, 0), right)
     sizes = np.empty(0)
     for _ in range(ITERATIONS):
         right, sizes = _orthonormalize(d.T @ (d @ (right / np.float32(scale))))
-    left = _orthonormalize(d @ right)[0]
+    moved = d @ right
+    left = _orthonormalize(moved)[0]
     held, used = (_count_leading(sizes, limit) for limit in (MARGIN * WEAKEST_ENERGY, WEAKEST_ENERGY))
-    return KnownDirections(np.ascontiguousarray(left[:, :held]), np.ascontiguousarray(right[:, :held])), used
+    energies = column_energies(d.T @ left[:, :MAX_STRETCHED]), column_energies(moved[:, :MAX_STRETCHED])
+    return KnownDirections(left, right, *energies, total).leading(held), used
 
 
 def _orthonormalize(y: Array) -> tuple[Array, Array]:

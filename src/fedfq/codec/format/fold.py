@@ -55,6 +55,10 @@ class Fold(NamedTuple):
 
         return along(self.order[: self.rows]), along(self.order[self.rows :])
 
+    def add_to(self, total: Array, shape: tuple[int, ...], matrix: Array, weight: float) -> None:
+        """total += weight matrix, kept within float32; `total` is the tensor, flat."""
+        _add_rows(total, *self.places(shape), matrix, weight)
+
 
 class Product(NamedTuple):
     """scale left right^T for a tensor that `fold` sees as a matrix.

@@ -403,7 +403,7 @@ class FactorsSection(Section):
         view = fold(spec.shape)
         assert view is not None
         height, width = view.shape(spec.shape)
-        known_left, known_right = around.known or (None, None)
+        known_left, known_right = (None, None) if around.known is None else around.known.sides
         rows = self.left.decode(known_left, height, self.rank)
         columns = self.right.decode(known_right, width, self.rank)
         step = around.gain * around.step

@@ -1,5 +1,7 @@
 """The client mod: what it makes of an app's reply, what it refuses and how, and what it remembers."""
 
+import logging
+
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -8,7 +10,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 
 import fedfq
-from fedfq.flower import Compressed, fedfq_mod
+from fedfq.flower import Compressed, fedfq_mod, mod
 from fedfq.flower import memory as client_memory
 from tests.flower.local import LocalGrid, app, arrays, drift, payload_of, record
 from tests.updates import assert_identical, network
@@ -384,3 +386,16 @@ def test_clients_with_the_same_seed_have_noise_of_their_own():
     server = Server(LocalGrid(app([fedfq_mod(16, unbiased=True)]), 2), model)
     one, other = (fedfq.decode(payload_of(reply), like=model)["fc.weight"] for reply in server.round().values())
     assert abs(np.corrcoef(one.reshape(-1), other.reshape(-1))[0, 1]) < 0.5
+
+
+def test_payloads_that_are_too_small_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    mod._say_once.cache_clear()
+    model = {"w": np.zeros((200, 300), np.float32)}
+    update = np.random.default_rng(0).standard_normal((200, 300)).astype(np.float32)
+    for unbiased, said in ((True, "over 100 times the energy"), (False, "leave out over 95%")):
+        grid = LocalGrid(app([fedfq_mod(4000, unbiased=unbiased)], lambda given, *_: {"w": given["w"] + update}), 2)
+        server = Server(grid, model)
+        server.round()
+        server.round()
+        assert caplog.text.count(said) == 1

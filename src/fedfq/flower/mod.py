@@ -31,6 +31,9 @@ from .arrays import HOW_TO_SEND_BFLOAT16, NDArray, blob, difference, digest, pac
 from .memory import Memory, memory_of
 from .protocol import BYTES, NMSE, ORDER, RATIO, SETTLED, UPDATE, Refusal, TrainOrder, printable, seal
 
+NOISIEST = 100.0  # times an update's energy; EDEN trains with 50 in places (docs/benchmarks.md)
+EMPTIEST = 0.95  # of an update's energy: with a payload that leaves out more, next to nothing is trained
+
 
 def fedfq_mod(
     ratio: float | None = None,
@@ -114,6 +117,7 @@ class FedFQMod:
             basis = self._shared_basis(order, memory, given)
         del given, packed
         sent = self._encode(session, codec, update, order, memory, basis)
+        _warn_of_errors(sent.nmse or 0.0, session.unbiased)
         sealed = seal(sent.payload, order.token)
         reply.content = _answer(
             reply.content,
@@ -168,6 +172,17 @@ class FedFQMod:
             if session.has_memory:
                 memory.keep_residual(order.round, sent.residual, order.accepted)
         return sent
+
+
+def _warn_of_errors(nmse: float, unbiased: bool) -> None:
+    """Say once that payloads are too small for these updates."""
+    if unbiased and nmse > NOISIEST:
+        _say_once(
+            f"fedfq_mod: the noise of payloads has over {NOISIEST:g} times the energy of the updates, which training "
+            "may not bear: a smaller ratio has less"
+        )
+    elif not unbiased and nmse > EMPTIEST:
+        _say_once(f"fedfq_mod: payloads leave out over {EMPTIEST:.0%} of the updates: a smaller ratio leaves out less")
 
 
 @lru_cache

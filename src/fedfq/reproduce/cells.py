@@ -258,7 +258,7 @@ PAPER = (
 # The rows of `targets`, and those of its columns where a round takes long.
 TARGET_ROWS = (
     *(FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq-cgsa:claimed_ratio=128"),
-    *("fedfq@32", "fedfq@64", "fedfq@128", "fedfq@256", "eden@32", "eden@256"),
+    *("fedfq@32", "fedfq@64", "fedfq@128", "fedfq@256", "fedfq@256:unbiased=true", "eden@32", "eden@256"),
 )
 SHORT_TARGET_ROWS = (FEDAVG, "fedfq-cgsa:claimed_ratio=32", "fedfq@256")
 

@@ -166,4 +166,4 @@ def test_the_largest_numbers_stay_finite(weight: float) -> None:
     """An estimate is kept within float32 before it is weighted: an infinite one could not be made short, or be NaN."""
     total = np.zeros(60, np.float32)
     next(part for name, part in sketch(unit=3e38).decode(LAYOUT, {}) if name == "w").add_to(total, (6, 10), weight)
-    assert np.isfinite(total).all() and np.abs(total).max() <= 3.5e38 * weight
+    assert np.isfinite(total).all() and float(np.abs(total).max()) <= 3.5e38 * weight

@@ -756,6 +756,23 @@ def test_updates_with_the_same_seed_have_random_numbers_of_their_own() -> None:
     assert together == pytest.approx(alone / 20, rel=0.25)
 
 
+def test_entries_of_one_size_are_sketched_alone() -> None:
+    """Coefficients of one size say nothing until all are sent, and a budget divided by their error is divided badly."""
+    signs = {"w": np.random.default_rng(5).choice(np.float32([-1, 1]), (300, 300))}
+    payload = Codec(ratio=256, unbiased=True, layout="digest").encode(signs)
+    error = flat(decode(payload, like=signs)) - flat(signs)
+    assert error @ error < 15 * flat(signs) @ flat(signs)
+
+
+def test_a_small_update_keeps_its_sections() -> None:
+    """Its budget leaves room for the smallest sketch."""
+    update = {"w": np.random.default_rng(6).standard_normal(300).astype(np.float32)}
+    payload = Codec(max_bytes=300, unbiased=True).encode(update)
+    error = flat(decode(payload)) - flat(update)
+    assert inspect(payload).step is not None
+    assert error @ error < 0.02 * flat(update) @ flat(update)
+
+
 def test_an_update_of_zeros_has_no_sketch() -> None:
     payload = Codec(max_bytes=100, unbiased=True).encode({"w": np.zeros((30, 40), np.float32)})
     assert inspect(payload).sketch_bytes == 0

@@ -224,11 +224,11 @@ class Codec:
             sketcher = self._make_sketcher(payload, tensors, seed, shared_basis)
             step = encoding.step or self.step
             worth = sketcher.energy / (8 * LAMBDA * step**2) if step else 0.0  # bytes, in theory
-            room = sketcher.smallest() + worth if budget is None else budget - len(payload)
-            smallest = len(payload) + sketcher.smallest()
+            room = sketcher.smallest + worth if budget is None else budget - len(payload)
+            smallest = len(payload) + sketcher.smallest
             if not sketcher.entries and room >= 0:
                 return payload
-            if room >= sketcher.smallest():
+            if room >= sketcher.smallest:
                 ways.append((sketcher.expected_error(room), payload, sketcher, room))
                 if budget is None or (worth <= MOST_WORTH * room and sketcher.entries > FEW_ENTRIES):
                     break

@@ -127,7 +127,7 @@ def test_room_is_kept_and_used(room: int) -> None:
 
 def test_less_than_the_smallest_is_none() -> None:
     sketcher = make(read(CNN), 1)
-    smallest = sketcher.smallest()
+    smallest = sketcher.smallest
     assert sketcher.sketch(smallest) is not None
     assert sketcher.sketch(smallest - 1) is None
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -157,11 +158,12 @@ class Sketcher:
 
     def expected_error(self, room: float) -> float:
         """About the variance of a sketch in so many bytes (docs/theory.md)."""
-        blocks = min(self.entries, self.fewest_blocks + (room - self.smallest()) / BYTES_PER_BLOCK)
+        blocks = min(self.entries, self.fewest_blocks + (room - self.smallest) / BYTES_PER_BLOCK)
         return (self._spread_of_all**2 / blocks + ALONG * self.energy) / EXPECTED_LARGEST**2 - self.energy
 
+    @cached_property
     def smallest(self) -> int:
-        """The length of the shortest sketch."""
+        """The length of the shortest sketch. It takes a pass over all entries."""
         return 0 if not self.entries else len(self._measure_lengths(self.fewest_blocks).to_bytes())
 
     def _measure_lengths(self, blocks: int, stream: int = 1) -> Sketch:

@@ -37,6 +37,7 @@ from .tiles import encode_levels
 
 EXPECTED_LARGEST = 2.827557803897746  # of the magnitudes of 128 standard normal numbers
 ALONG = 7.148251810874743  # the expected square of that largest, less 1
+DITHERED = 1.0 + 1.0 / (12.0 * LENGTH**2)  # by how much dither raises the square of a block's length
 SMALLEST_SIZE = 2.0**-100  # of a number: what is less is not worth a sketch
 BYTES_PER_BLOCK = 1.12  # about what a block takes: its direction and what is said of its length
 SLAB_BLOCKS = 1 << 12  # blocks that are compared with the directions at a time
@@ -157,9 +158,13 @@ class Sketcher:
         return fits._replace(words=self._choose_words(blocks))
 
     def expected_error(self, room: float) -> float:
-        """About the variance of a sketch in so many bytes (docs/theory.md)."""
-        blocks = min(self.entries, self.fewest_blocks + (room - self.smallest) / BYTES_PER_BLOCK)
-        return (self._spread_of_all**2 / blocks + ALONG * self.energy) / EXPECTED_LARGEST**2 - self.energy
+        """About the variance of a sketch in so many bytes."""
+        return self.variance(min(self.entries, self.fewest_blocks + (room - self.smallest) / BYTES_PER_BLOCK))
+
+    def variance(self, blocks: float) -> float:
+        """That of a sketch in so many blocks, where they are alike (docs/theory.md)."""
+        lengths = DITHERED * (self._spread_of_all**2 / blocks + ALONG * self.energy)
+        return lengths / EXPECTED_LARGEST**2 - self.energy
 
     @cached_property
     def smallest(self) -> int:

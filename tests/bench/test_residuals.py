@@ -16,6 +16,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(residuals, "LOOKED_AT", (2, 3))
     monkeypatch.setattr(residuals, "LATER", (1,))
     monkeypatch.setattr(residuals, "RATIOS", (256,))
+    monkeypatch.setattr(residuals, "NOISE_RATIOS", (64, 512))
     monkeypatch.setattr(residuals, "SETTINGS", {"1 step": {"local_steps": 1}, "2 steps": {"local_steps": 2}})
 
 
@@ -28,6 +29,9 @@ def test_every_setting_round_and_ratio_is_measured_and_drawn(short: None, tmp_pa
     ]
     for row in result["lost"]:
         assert 0 < row["nmse"] < 1 and abs(row["common_share"]) < 1 and np.isfinite(row["common_lost"])
+    for row in result["noise"]:
+        assert 0 < row["fedfq_noise"] < row["eden_noise"]  # neither leaves anything out in the mean
+    assert [row["ratio"] for row in result["noise"]] == [64, 512] * 4
     for row in result["spectrum"]:
         assert row["client_rank_1"] < row["client_rank_4"] < row["client_rank_16"] <= 1
     assert [(row["round"], row["rounds_later"]) for row in result["late"]] == [(2, 1), (2, 1)]

@@ -1,7 +1,8 @@
 """What updates lose on the way, and how much of it all clients lose alike: for `fedfq bench residuals`.
 
 Noise averages out over clients and rounds, bias adds up. So of what payloads leave out, h - q, the part that counts is
-what the clients of a round have in common. All updates are those of FedAvg: what would be left out of them.
+what the clients of a round have in common; and where nothing is left out in the mean, the noise. All updates are those
+of FedAvg: what would be left out of them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from fedfq import Codec, SharedBasis, decode
+from fedfq import Codec, SharedBasis, decode, methods
 from fedfq.bench.codec import Say, machine
 from fedfq.codec.format.fold import fold
 from fedfq.federation.clients import Clients, Job
 from fedfq.federation.config import Config
 from fedfq.federation.loop import Federation, sample
+from fedfq.methods import Order, RoundContext
 from fedfq.methods.method import Update
 from fedfq.types import Array
 
@@ -27,9 +29,11 @@ Row = dict[str, Any]
 SETTINGS: dict[str, dict[str, Any]] = {
     "10 steps": {"local_steps": 10, "lr": 0.1},
     "5 epochs": {"local_epochs": 5, "lr": 0.15},
+    "10 steps, two shards": {"local_steps": 10, "lr": 0.05, "split": "shards:2"},
 }
-LOOKED_AT = (2, 10, 20, 30)  # rounds
+LOOKED_AT = (2, 10, 20, 25, 30)  # rounds
 RATIOS = (32, 64, 128, 256, 512, 1024)
+NOISE_RATIOS = (64, 128, 256, 512, 1024, 2048, 4096)
 RANKS = (1, 4, 16, 64)
 PARTICIPATION = 0.1
 LATER = (1, 5, 10)  # rounds after which what was left out might come
@@ -37,12 +41,12 @@ LATER = (1, 5, 10)  # rounds after which what was left out might come
 
 def run(data_dir: Path | None, task: str, workers: int, precision: str, say: Say) -> Row:
     """Rows for every setting, of the rounds that are looked at."""
-    result: Row = {**machine(), "task": task, "precision": precision, "lost": [], "spectrum": [], "late": []}
+    result: Row = {**machine(), "task": task, "precision": precision, "lost": [], "noise": []}
+    result |= {"spectrum": [], "late": []}
     for setting, options in SETTINGS.items():
         say(setting)
-        config = Config.make(
-            task=task, split="iid", method="fedavg", precision=precision, eval_every=1000, rounds=1000, **options
-        )
+        common = {"split": "iid", "method": "fedavg", "precision": precision, "eval_every": 1000, "rounds": 1000}
+        config = Config.make(task=task, **(common | options))
         with tempfile.TemporaryDirectory() as folder, Clients(config, data_dir, Path(folder), workers) as clients:
             found = _follow(config, clients, setting)
         for part, rows in found.items():
@@ -55,6 +59,7 @@ def _follow(config: Config, clients: Clients, setting: str) -> dict[str, list[Ro
     """A run of FedAvg, looked into."""
     federation = Federation(config, clients)
     lost: list[Row] = []
+    noise: list[Row] = []
     spectra: list[Row] = []
     late: list[Row] = []
     left_out: dict[int, Array] = {}  # by round: the mean over clients at 256x, flat
@@ -73,9 +78,13 @@ def _follow(config: Config, clients: Clients, setting: str) -> dict[str, list[Ro
                 lost.append({"setting": setting, "round": number, "ratio": ratio, **row})
                 if ratio == 256:
                     left_out[number] = residual
+            noise += [
+                {"setting": setting, "round": number, "ratio": ratio, **_find_noise(updates, ratio, basis)}
+                for ratio in NOISE_RATIOS
+            ]
             spectra.append({"setting": setting, "round": number, **_spectrum(updates)})
         federation.step()
-    return {"lost": lost, "spectrum": spectra, "late": late}
+    return {"lost": lost, "noise": noise, "spectrum": spectra, "late": late}
 
 
 def _train(federation: Federation, clients: Clients, number: int) -> list[Update]:
@@ -122,6 +131,24 @@ def _send(update: Update, ratio: float, basis: SharedBasis, gain: Any) -> Update
     return decode(payload, like=update, shared_basis=basis)
 
 
+def _find_noise(updates: Sequence[Update], ratio: float, basis: SharedBasis) -> Row:
+    """The error of unbiased payloads over the energy of what they stand for, mean of the clients: ours, and EDEN's."""
+    context = RoundContext(1, basis)
+    row: Row = {}
+    for name in ("fedfq", "eden"):
+        method = methods.make(name, ratio=ratio, **({"unbiased": True} if name == "fedfq" else {}))
+        error = energy = 0.0
+        for seed, update in enumerate(updates):
+            payload = method.encode(update, {}, Order(context, client=seed, seed=seed)).payload
+            assert payload is not None
+            h = _flatten(update)
+            left = h - _flatten(method.decode(payload, update, context))
+            error += left @ left
+            energy += h @ h
+        row[f"{name}_noise"] = float(error / energy)
+    return row
+
+
 def _flatten(update: Update) -> Array:
     return np.concatenate([value.reshape(-1) for value in update.values()]).astype(np.float64)
 
@@ -151,6 +178,7 @@ def returns() -> list[Row]:
 
 TITLES = {
     "lost": "What payloads leave out, in the shared basis, without a memory",
+    "noise": "Noise of one unbiased payload, in the shared basis, over the update's energy; beside EDEN's",
     "spectrum": "Energy in the leading ranks of the largest matrix",
     "late": "What was left out at 256x (mean of the clients), beside the mean update some rounds later",
     "returns": "Clients of which a tenth takes part per round: share that has not been back yet",

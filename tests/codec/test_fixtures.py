@@ -41,10 +41,12 @@ def test_frozen_payloads_decode_to_the_same_bits(case: str) -> None:
 
 @pytest.mark.parametrize("case", PRODUCTS)
 def test_frozen_factors_decode_to_the_same_numbers(case: str) -> None:
+    """Known directions, which every machine finds for itself, differ more, and most where the drift was weak."""
     basis = PRODUCTS[case][1].get("shared_basis")
     decoded = decode((FOLDER / f"{case}.fq").read_bytes(), like=PRODUCTS[case][0], shared_basis=basis)
+    tolerance = 1e-5 if basis is None else 3e-4
     for name, array in expected(case).items():
-        np.testing.assert_allclose(decoded[name], array, rtol=0, atol=1e-5 * np.abs(array).max(initial=0))
+        np.testing.assert_allclose(decoded[name], array, rtol=0, atol=tolerance * np.abs(array).max(initial=0))
 
 
 @pytest.mark.skipif("ng" in zlib.ZLIB_RUNTIME_VERSION, reason="zlib-ng deflates layouts to other bytes")

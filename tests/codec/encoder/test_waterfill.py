@@ -171,7 +171,7 @@ def test_a_few_bytes_above_the_minimum(name: str, rounding: str) -> None:
         if spare >= 30:
             assert used >= 0.6 * spare
         if rounding == "deadzone":
-            assert nmse(update, decode(sent)) <= 1.0
+            assert nmse(update, decode(sent)) <= 1.0 + 1e-12  # sums are rounded
 
 
 def test_more_bytes_are_less_error() -> None:

@@ -30,7 +30,7 @@ from ..format.sketch import (
 )
 from ..format.stretch import Stretch
 from ..format.tiles import cut_into_tiles
-from ..kernels import kernel
+from ..kernels import U, kernel
 from ..parallel import with_workers
 from ..tensors import QUANTIZED, Tensor
 from .tiles import encode_levels
@@ -118,10 +118,11 @@ class Sketcher:
         self.stretched = np.array(stretched, np.uint8)
         self._largest = largest
         used = [rest.entries for t, rest in zip(sketched, rests) if t.spec.name in sizes]
+        self._flat = np.empty(sum(entries.size for entries in used), np.float32)
+        at = 0
         for entries, scale in zip(used, self.scales[self.scales > 0].tolist()):
-            factor = np.float64(1.0 / (largest * float(SCALES[scale])))
-            np.multiply(entries, factor, out=entries, casting="unsafe")  # in float64, whose range is larger
-        self._flat = np.concatenate(used) if used else np.zeros(0, np.float32)
+            _divide(entries, largest * float(SCALES[scale]), self._flat[at : at + entries.size])
+            at += entries.size
         self.entries = self._flat.size
         self.energy = sum(rest.energy for rest in rests)
         self._spread_of_all = sum(rest.spread for rest in rests)
@@ -220,11 +221,18 @@ def _subtract(h: Array, decoded: Array, rest: Array) -> tuple[float, np.uint64]:
     energy, mark = 0.0, HASH_PRIME
     words = rest.view(np.uint32)
     for f in range(h.size):
-        difference = np.float64(h[f]) - np.float64(decoded[f])
-        rest[f] = difference
+        difference = np.float64(h[U(f)]) - np.float64(decoded[U(f)])
+        rest[U(f)] = difference
         energy += difference * difference
-        mark = (mark ^ np.uint64(words[f])) * HASH_PRIME
+        mark = (mark ^ np.uint64(words[U(f)])) * HASH_PRIME
     return energy, mark
+
+
+@kernel
+def _divide(entries: Array, size: float, divided: Array) -> None:
+    """In float64, whose range is larger."""
+    for f in range(entries.size):
+        divided[U(f)] = np.float64(entries[U(f)]) / size
 
 
 @kernel
@@ -233,7 +241,8 @@ def _sum_squares(flat: Array, sums: Array) -> None:
     blocks = sums.size
     for start in range(0, flat.size, blocks):
         for b in range(min(blocks, flat.size - start)):
-            sums[b] += np.float64(flat[start + b]) * np.float64(flat[start + b])
+            entry = np.float64(flat[U(start + b)])
+            sums[U(b)] += entry * entry
 
 
 @kernel

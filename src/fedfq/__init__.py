@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 from fedfq.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from fedfq.broadcast.replica import Replica
+    from fedfq.broadcast.server import Broadcast
     from fedfq.codec.codec import Codec
     from fedfq.codec.decode import Accumulator, decode
     from fedfq.codec.errors import BudgetError, FedFQError, PayloadError
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 # Loaded when first used (`__getattr__`): the command line should not wait for numba before it can print its help.
 _HOMES = {
+    "fedfq.broadcast.replica": ("Replica",),
+    "fedfq.broadcast.server": ("Broadcast",),
     "fedfq.codec.codec": ("Codec",),
     "fedfq.codec.decode": ("Accumulator", "decode"),
     "fedfq.codec.errors": ("BudgetError", "FedFQError", "PayloadError"),
@@ -67,6 +71,8 @@ __all__ = [
     "Codec",
     "Accumulator",
     "ErrorFeedback",
+    "Broadcast",
+    "Replica",
     "SharedBasis",
     "Report",
     "TensorReport",

@@ -143,9 +143,9 @@ def _find_noise(updates: Sequence[Update], ratio: float, basis: SharedBasis) -> 
             assert payload is not None
             h = _flatten(update)
             left = h - _flatten(method.decode(payload, update, context))
-            error += left @ left
-            energy += h @ h
-        row[f"{name}_noise"] = float(error / energy)
+            error += float(left @ left)
+            energy += float(h @ h)
+        row[f"{name}_noise"] = error / energy
     return row
 
 

@@ -65,10 +65,10 @@ def decode(
         raise ValueError(f"max_bytes must not be negative, got {max_bytes!r}")
     layout = None if like is None else specs(like)
     parsed = parse(payload, layout, max_bytes)
-    return _return(parsed.layout if layout is None else layout, decode_parsed(parsed, shared_basis, threads))
+    return as_in(parsed.layout if layout is None else layout, decode_parsed(parsed, shared_basis, threads))
 
 
-def _return(layout: Sequence[Spec], arrays: Mapping[str, Array]) -> dict[str, Any]:
+def as_in(layout: Sequence[Spec], arrays: Mapping[str, Array]) -> dict[str, Any]:
     """The tensors in the order of the layout, as those of the model: torch's where its are."""
     return {
         spec.name: arrays[spec.name] if spec.torch_dtype is None else as_torch(arrays[spec.name], spec.torch_dtype)
@@ -141,7 +141,7 @@ def _cast_in_place(flat: Array, size: int, dtype: np.dtype[Any]) -> Array:
     for start in starts if dtype.itemsize < 4 else reversed(starts):
         piece = slice(start, min(start + PIECE_ENTRIES, size))
         numbers = flat[piece].copy()
-        result[piece] = numbers if dtype.itemsize > 4 else _as_dtype(numbers, dtype)
+        result[piece] = numbers if dtype.itemsize > 4 else as_dtype(numbers, dtype)
     if dtype.itemsize < 4:
         del result
         flat.resize(-(-size * dtype.itemsize // 4), refcheck=False)  # what is no longer needed goes back
@@ -233,7 +233,7 @@ class Accumulator:
             means = {
                 spec.name: _divide(self._sums.get(spec.name, _zeros(spec)), self.weight, spec) for spec in self.layout
             }
-        return _return(self.layout, means)
+        return as_in(self.layout, means)
 
     def drain(self) -> Iterator[tuple[str, Any]]:
         """The mean, tensor by tensor; afterwards the accumulator is as new.
@@ -248,7 +248,7 @@ class Accumulator:
             self._clear()
         for spec in self.layout:
             mean = _divide(sums.pop(spec.name, _zeros(spec)), weight, spec)
-            yield from _return([spec], {spec.name: mean}).items()
+            yield from as_in([spec], {spec.name: mean}).items()
 
     def _refuse_halfway(self) -> None:
         if self._halfway:
@@ -277,7 +277,7 @@ def _divide(total: Array, weight: float, spec: Spec) -> Array:
     with np.errstate(over="ignore"):  # a mean of the largest numbers may round up
         mean = total / total.dtype.type(weight)
     np.clip(mean, -FLOAT32_MAX, FLOAT32_MAX, out=mean)
-    return _as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
+    return as_dtype(mean if spec.is_float else np.rint(mean), spec.dtype).reshape(spec.shape)
 
 
 def parse(data: bytes | bytearray | memoryview, like: list[Spec] | None, max_bytes: int | None = None) -> Payload:
@@ -324,7 +324,7 @@ def _decode_parts(
     return list(parts.values())
 
 
-def _as_dtype(flat: Array, dtype: np.dtype[Any]) -> Array:
+def as_dtype(flat: Array, dtype: np.dtype[Any]) -> Array:
     if dtype == np.float16:  # rounding up must not leave the range
         limit = np.float32(np.finfo(np.float16).max)
         flat = np.clip(flat, -limit, limit)

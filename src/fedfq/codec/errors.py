@@ -43,6 +43,7 @@ class PayloadError(FedFQError, ValueError):
     "checksum"   they were damaged on the way;
     "layout"     names or shapes differ from `like=`, or `like=` is needed and was not given;
     "basis"      they were made with a shared basis, and another or none was given;
+    "held"       they are a message for who holds another version of the model, or another model;
     "limit"      the decoded update would be larger than the caller allows;
     "malformed"  anything else that a fedfq encoder never writes.
     """

@@ -42,7 +42,7 @@ class SharedBasis:
         before = {tensor.spec.name: tensor for tensor in read(initial, ())}
         tensors = read(model, ())
         self.layout = [tensor.spec for tensor in tensors]
-        if (other := _difference(self.layout, [tensor.spec for tensor in before.values()])) is not None:
+        if (other := difference(self.layout, [tensor.spec for tensor in before.values()])) is not None:
             raise ValueError(f"the initial model is another one: {other}")
         floats = sorted((tensor for tensor in tensors if tensor.spec.is_float), key=lambda tensor: tensor.spec.name)
         moves = with_workers(
@@ -57,10 +57,11 @@ class SharedBasis:
 
     def other_than(self, layout: Sequence[Spec]) -> str | None:
         """What an update of this layout has that the model has not, or the other way round; None if it is the same."""
-        return _difference(layout, self.layout)
+        return difference(layout, self.layout)
 
 
-def _difference(one: Sequence[Spec], other: Sequence[Spec]) -> str | None:
+def difference(one: Sequence[Spec], other: Sequence[Spec]) -> str | None:
+    """What is wrong with the other layout, as a sentence about it; None if it is the same."""
     shapes = {spec.name: spec.shape for spec in other}
     for spec in one:
         if spec.name not in shapes:

@@ -1,0 +1,126 @@
+"""A client's half of the way down: messages in, models out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from fedfq.codec.errors import PayloadError
+from fedfq.codec.format.message import EXACT, HELD, NOTHING, Message, hash_model, read_exact
+from fedfq.types import Array
+
+from .held import Held, State, read_model, reading_state
+
+ANCHOR, LAST = "anchor/", "last"  # of a state
+
+
+class Replica:
+    """The client's half.
+
+    initial  the model from which training began: a module, a mapping from names to arrays, or a function that makes it,
+             which is called when it is needed. Names and shapes matter always, numbers where the server takes it for
+             granted that clients have them
+
+    `receive` turns a message into the newest model; `version` is what the client holds then, and tells the server in
+    the next round. What is no message for this client is refused with a `PayloadError`, and nothing has changed then.
+
+    >>> import fedfq, numpy as np
+    >>> replica = fedfq.Replica({"w": np.zeros(10, np.float32)})
+    >>> replica.version
+    0
+    >>> replica.receive(b"FD, or so")
+    Traceback (most recent call last):
+        ...
+    fedfq.codec.errors.PayloadError: a message of version 44, kind 32: another release made it
+    """
+
+    def __init__(self, initial: Any | Callable[[], Any]) -> None:
+        makes = callable(initial) and not hasattr(initial, "state_dict")
+        self._make = initial if makes else None
+        self._anchor: Held | None = None if makes else Held.of(initial)  # None: the initial model, made when needed
+        self._like: Held | None = None  # without its arrays
+        self._anchor_version = 0
+        self._last = b""  # from the anchor to the newest model
+        self.version = 0
+
+    def receive(self, message: bytes | bytearray | memoryview) -> dict[str, Any]:
+        """The newest model: names, shapes and dtypes of the initial one. The caller may change it."""
+        if not isinstance(message, (bytes, bytearray, memoryview)):
+            raise TypeError(f"a message is bytes, got {type(message).__name__}")
+        parsed = Message.parse(bytes(message))
+        anchor = self._find_base(parsed)
+        for step in parsed.steps:
+            anchor = anchor.apply(step.payload)
+        model = anchor.apply(parsed.last) if parsed.last else anchor
+        if hash_model(model.arrays) != parsed.digest:
+            _refuse("the message leads to another model than the server's")
+        if not self._is_newest(parsed):
+            self._anchor, self._last = anchor, parsed.last
+            self._anchor_version = parsed.steps[-1].version if parsed.steps else parsed.base
+        self.version = parsed.version
+        if not parsed.last:  # the anchor itself stays as it is
+            model = model._replace(arrays={name: array.copy() for name, array in model.arrays.items()})
+        return model.returned()
+
+    def _is_newest(self, message: Message) -> bool:
+        """Does it say that the client holds the newest model already?"""
+        return message.start == HELD and message.base == message.version == self.version
+
+    def _find_base(self, message: Message) -> Held:
+        """The model that the message starts from."""
+        if message.start == NOTHING:
+            return self._find_like().zeros()
+        if message.start == EXACT:
+            like = self._find_like()
+            base = like._replace(arrays=read_exact(message.exact, like.layout))
+        elif message.version < self.version:
+            _refuse(f"a message for version {message.version}: version {self.version} is held already")
+        elif message.base == self.version:
+            base = self._current()
+        elif message.base == self._anchor_version:
+            base = self._find_anchor()
+        else:
+            _refuse(f"a message for who has version {message.base}: version {self.version} is held")
+        if hash_model(base.arrays) != message.base_digest:
+            _refuse(f"version {message.base} of the server is another model, perhaps of another run")
+        return base
+
+    def _find_anchor(self) -> Held:
+        if self._anchor is not None:
+            return self._anchor
+        assert self._make is not None
+        return Held.of(self._make())
+
+    def _current(self) -> Held:
+        anchor = self._find_anchor()
+        return anchor.apply(self._last) if self._last else anchor
+
+    def _find_like(self) -> Held:
+        if self._like is None:
+            self._like = self._find_anchor()._replace(arrays={})
+        return self._like
+
+    def state_dict(self) -> State:
+        """All of the state, as plain arrays for any file format: one model, or none before the first anchor."""
+        anchor = {} if self._anchor is None else self._anchor.arrays
+        state = {ANCHOR + name: array for name, array in anchor.items()}
+        state[LAST] = np.frombuffer(self._last, np.uint8)
+        state["versions"] = np.array([self.version, self._anchor_version])
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        """Restore what `state_dict` gave, of a replica with the same initial model. Nothing changes if it is no such
+        state."""
+        with reading_state("Replica"):
+            anchored = any(name.startswith(ANCHOR) for name in state)
+            anchor = read_model(state, ANCHOR, self._find_anchor()) if anchored else None
+            last = state[LAST].tobytes()
+            version, anchor_version = state["versions"].tolist()
+            (anchor or self._find_anchor()).apply(last) if last else None
+        self._anchor, self._last, self.version, self._anchor_version = anchor, last, version, anchor_version
+
+
+def _refuse(why: str) -> NoReturn:
+    raise PayloadError("held", why)

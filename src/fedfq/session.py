@@ -36,34 +36,41 @@ class ClientSession:
     ratio           float32 bytes / payload bytes, at least; None: as in `Codec`
     basis           "shared": factors in the directions in which the model has moved, which both sides derive from the
                     initial model; "adaptive" and "identity" as in `Codec`
-    unbiased        as in `Codec`: there is neither memory nor gain then
-    error_feedback  add what one payload leaves out to the next one; as by default, unless payloads are unbiased
-    gain            as in `Codec`; "norm" by default, unless payloads are unbiased
+    unbiased        as in `Codec`: there is neither memory nor gain then; the default, unless one of these is asked for
+    error_feedback  add what one payload leaves out to the next one; the default of payloads that are not unbiased
+    gain            as in `Codec`; "norm" is the default of payloads that are not unbiased
     """
 
     ratio: float | None = None
     basis: Basis = "shared"
-    unbiased: bool = False
+    unbiased: bool | None = None
     error_feedback: bool | None = None
     gain: Gain | bool | None = None
 
     def __post_init__(self) -> None:
         if self.basis not in BASES:
             raise ValueError(f"basis must be one of {', '.join(map(repr, BASES))}; got {self.basis!r}")
-        if self.unbiased and self.error_feedback:
+        if self.is_unbiased and self.error_feedback:
             raise ValueError("unbiased=True goes without error feedback: payloads leave noise out, no bias")
         self.make_codec()
 
     @property
+    def is_unbiased(self) -> bool:
+        """Whether payloads have a sketch of what they leave out."""
+        if self.unbiased is None:
+            return not self.error_feedback and self.gain in (None, False, "none")
+        return self.unbiased
+
+    @property
     def has_memory(self) -> bool:
         """Whether what one payload leaves out is added to the next one."""
-        return not self.unbiased if self.error_feedback is None else self.error_feedback
+        return not self.is_unbiased if self.error_feedback is None else self.error_feedback
 
     @property
     def codec_gain(self) -> Gain | bool:
         """The gain of its payloads."""
         if self.gain is None:
-            return "none" if self.unbiased else "norm"
+            return "none" if self.is_unbiased else "norm"
         return self.gain
 
     @property
@@ -73,13 +80,13 @@ class ClientSession:
 
     def without_sketch(self) -> ClientSession:
         """For a server that does more than average: what unbiased payloads are without their sketch."""
-        return replace(self, unbiased=False, error_feedback=False, gain="none") if self.unbiased else self
+        return replace(self, unbiased=False, error_feedback=False, gain="none") if self.is_unbiased else self
 
     def make_codec(self, **size: Any) -> Codec:
         """The codec, with a budget of this client's own (`ratio=` or `max_bytes=`) if there is one."""
         basis = "adaptive" if self.basis == "shared" else self.basis
         budget = size or ({} if self.ratio is None else {"ratio": self.ratio})
-        return Codec(**budget, basis=basis, gain=self.codec_gain, unbiased=self.unbiased, layout="digest")
+        return Codec(**budget, basis=basis, gain=self.codec_gain, unbiased=self.is_unbiased, layout="digest")
 
     def encode(
         self,

@@ -55,7 +55,7 @@ def _explain(name: str) -> None:
         ("claimed cost", made.claims),
         ("client keeps", made.client_memory),
         ("server keeps", made.server_memory),
-        ("unbiased", "yes" if made.is_unbiased else "no, unless unbiased=true" if hasattr(made, "unbiased") else "no"),
+        ("unbiased", "yes" if made.is_unbiased else "no"),
     ):
         facts.add_row(what, text)
     typer.echo(f"{name}\n")

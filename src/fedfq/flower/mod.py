@@ -39,7 +39,7 @@ def fedfq_mod(
     ratio: float | None = None,
     *,
     basis: Basis = "shared",
-    unbiased: bool = False,
+    unbiased: bool | None = None,
     error_feedback: bool | None = None,
     gain: Gain | bool | None = None,
     seed: int = 0,
@@ -52,8 +52,8 @@ def fedfq_mod(
     basis           "shared": factors in the directions in which the model has moved so far, which both sides derive
                     from the initial model (sent to a node once); "adaptive" and "identity" as in `Codec`
     unbiased        noise instead of bias: what is left out is sketched (as in `Codec`), with neither memory nor gain.
-                    Where the strategy does more than average (median, Krum, Adam, clipping) or `max_norm` is given, the
-                    server says so, and payloads go without their sketch
+                    The default, unless one of these is asked for. Where the strategy does more than average (median,
+                    Krum, Adam, clipping) or `max_norm` is given, the server says so, and payloads have no sketch
     error_feedback  add what one payload left out to the next one, the default unless unbiased; it is kept in
                     `context.state` or, for models beyond 16 MB, on disk (`memory.py`)
     gain            as in `Codec`; the default is "norm" unless unbiased
@@ -66,8 +66,8 @@ def fedfq_mod(
     `fedfq-upload-seconds` together with `fedfq-uplink-mbps`.
 
     The mod is the first of a list, so that others act on the model before it: `mods=[fedfq_mod(), fixedclipping_mod]`.
-    With a clipping mod, give `error_feedback=False, gain=False`: both make an update larger than the clipping norm, and
-    are refused where the server asks for clipping. Give the same with `LocalDpMod`, which cannot be seen from here: it
+    With a clipping mod, ask for neither error feedback nor a gain: both make an update larger than the clipping norm,
+    and are refused where the server asks for clipping. Nor with `LocalDpMod`, which cannot be seen from here: it
     adds its noise first, and what is done to a private update afterwards leaves it private, but its norm is no longer
     bounded by that of the clipped update, and the memory would carry noise from round to round.
 
@@ -96,11 +96,11 @@ class FedFQMod:
         self._refuse_clipping(message.content)
         order, content, packed = _open(message.content)
         session = self.session
-        if session.unbiased and not order.sketch:
+        if session.is_unbiased and not order.sketch:
             session = session.without_sketch()
             _say_once(
-                "fedfq_mod(unbiased=True): the server's strategy does more than average, or limits norms, so updates "
-                "go without their sketch; fedfq_mod() would keep a memory of what is left out"
+                "fedfq_mod: the server's strategy does more than average, or limits norms, so updates go without a "
+                "sketch of what they leave out; error_feedback=True would send that later"
             )
         with _refusing():
             codec = _make_codec(session, context.node_config)
@@ -117,7 +117,7 @@ class FedFQMod:
             basis = self._shared_basis(order, memory, given)
         del given, packed
         sent = self._encode(session, codec, update, order, memory, basis)
-        _warn_of_errors(sent.nmse or 0.0, session.unbiased)
+        _warn_of_errors(sent.nmse or 0.0, session.is_unbiased)
         sealed = seal(sent.payload, order.token)
         reply.content = _answer(
             reply.content,
@@ -136,7 +136,7 @@ class FedFQMod:
         if clipped and (self.session.has_memory or self.session.codec_gain not in (False, "none")):
             raise Refusal(
                 "the server asks for clipped updates, and error feedback and gain would push them beyond the clipping "
-                "norm, which voids the privacy bound: use fedfq_mod(error_feedback=False, gain=False)"
+                "norm, which voids the privacy bound: use fedfq_mod without both"
             )
 
     def _uses_basis(self, order: TrainOrder) -> bool:

@@ -8,7 +8,9 @@ import pytest
 
 import fedfq
 
-FUNCTIONS_AND_CLASSES = ["encode", "decode", "inspect", "Codec", "Accumulator", "ErrorFeedback", "SharedBasis"]
+FUNCTIONS_AND_CLASSES = [
+    *("encode", "decode", "inspect", "Codec", "Accumulator", "ErrorFeedback", "Broadcast", "Replica", "SharedBasis")
+]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS_AND_CLASSES)

@@ -11,8 +11,9 @@ from tests.broadcast.models import Model, hand_out, initial_model, train
 from tests.updates import assert_identical
 
 
-def a_server(rounds: int, seed: int = 1) -> Broadcast:
-    server = Broadcast(initial_model())
+def a_server(rounds: int, seed: int = 1, ratio: float = 60) -> Broadcast:
+    """With so few bytes that there are new anchors every few rounds."""
+    server = Broadcast(initial_model(), ratio=ratio)
     for model in train(initial_model(), rounds, seed):
         server.advance(model)
     return server
@@ -36,18 +37,13 @@ def refused(replica: Replica, message: bytes) -> str:
 
 def test_messages_for_others_are_refused_with_what_is_held(client: tuple[Broadcast, Replica]) -> None:
     server, replica = client
-    older = a_server(2).message(0)
+    assert refused(replica, a_server(2).message(0)) == "held: a message for who has version 0: version 4 is held"
+    older = Message(HELD, 4, hash_model(server.model), 0, b"", [], 2, bytes(8), b"").to_bytes()
     assert refused(replica, older) == "held: a message for version 2: version 4 is held already"
-    for model in train(server.model, 3):
-        server.advance(model)
-        server.message(server.version - 1)
-    assert refused(Replica(initial_model()), server.message(5)).startswith("held: a message for who has version ")
-    other_run = a_server(9, seed=5)
-    for model in train(other_run.model, 2):
-        other_run.advance(model)
-        assert refused(replica, other_run.message(9)).startswith("held: ")
+    other_run = a_server(9, seed=5, ratio=6)
+    assert refused(replica, other_run.message(4)).startswith("held: version 4 of the server is another model")
     other = Broadcast({"w": np.zeros((3, 3), np.float32)})
-    assert refused(replica, other.message(0)).startswith("held: ")
+    assert refused(Replica(initial_model()), other.message(0)).startswith("held: ")
     assert refused(replica, other.message(None)).startswith("malformed: the model: not one whole compressed block")
     assert_identical(hand_out(server, replica), server.model)
 
@@ -100,7 +96,7 @@ LIES: dict[str, Callable[[], Message]] = {
     "a message in a message": lambda: made(payload=a_server(1).message(0)),
     "a model of zeros, cut": lambda: made(start=EXACT, exact=b"\x03\x00"),
     "a bomb": lambda: made(start=EXACT, exact=write_exact({"w": np.zeros(10**7, np.float32)})),
-    "nothing, and no step": lambda: made(start=NOTHING, digest=HELD_DIGEST),
+    "nothing, and no step": lambda: made(start=NOTHING, digest=b"another!"),
     "versions beyond all": lambda: made(steps=[Step(2**62, b"")], version=2**62),
 }
 
@@ -113,7 +109,8 @@ def made(
     version: int = 1,
     digest: bytes = bytes(8),
 ) -> Message:
-    return Message(start, 0, HELD_DIGEST, exact, steps or [], version, digest, payload)
+    held = HELD_DIGEST if start == HELD else b""
+    return Message(start, 0, held, 0, exact, steps or [], version, digest, payload)
 
 
 def changed(by: float = 1.0) -> Model:
@@ -149,6 +146,7 @@ def test_a_state_of_something_else_is_refused_and_nothing_changes(client: tuple[
         "another model": Replica({"w": np.zeros(3, np.float32)}).state_dict(),
         "not finite": state | {"anchor/fc.bias": np.full(40, np.nan, np.float32)},
         "another shape": state | {"anchor/fc.bias": np.zeros(41, np.float32)},
+        "another number": state | {"anchor/fc.bias": state["anchor/fc.bias"] + 1},
         "a payload that is none": state | {"last": np.zeros(5, np.uint8)},
     }
     for what, bad in broken.items():

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -76,6 +77,21 @@ def test_the_command_line_wins_over_the_methods_options_in_a_file(
     Path("mine.toml").write_text(file)
     ok("run", "--config", "mine.toml", *arguments, *SMALL, "--rounds", "1", "--out", "run")
     assert Folder(Path("run")).config().label == label
+
+
+def test_the_way_down_is_as_the_method_has_it_unless_it_is_said_otherwise() -> None:
+    """A number may come as text, as on the command line, or not, as in a file."""
+    Path("mine.toml").write_text('method = "fedavg"\ndown-ratio = 16\ninitial-ratio = 4')
+    for arguments, expected in (
+        (("--method", "fedavg"), (1, None)),
+        (("--method", "fedfq@32"), ("auto", None)),
+        (("--method", "fedavg", "--down-ratio", "auto"), ("auto", None)),
+        (("--method", "fedfq@32", "--down-ratio", "16", "--initial-ratio", "4"), (16, 4)),
+        (("--config", "mine.toml"), (16, 4)),
+    ):
+        ok("run", *arguments, *SMALL, "--rounds", "1", "--out", "run", "--overwrite")
+        config = Folder(Path("run")).config()
+        assert (config.down_ratio, config.initial_ratio) == expected
 
 
 # --- --overwrite -------------------------------------------------------------------------------------------
@@ -155,6 +171,12 @@ def test_resume_needs_no_other_option_than_the_folder() -> None:
         (("--engine", "flower", "--device", "cuda"), "--device goes with the inline engine"),
         (("--weighting", "size"), "weighting must be 'samples' or 'mean'"),
         (("--precision", "float8"), "precision must be 'float32' or 'bfloat16'"),
+        (("--down-ratio", "fast"), "down_ratio must be a number"),
+        (("--down-ratio", "0.5"), "down_ratio must be at least 1 and finite, got 0.5"),
+        (("--down-ratio", "1e9"), "a budget of "),
+        (("--down-ratio", "auto", "--initial-ratio", "0"), "initial_ratio must be at least 1 and finite, got 0"),
+        (("--down-ratio", "1", "--initial-ratio", "4"), "initial_ratio "),
+        (("--config", "down.toml"), "down_ratio must be a number, got True"),
         (("--local-steps", "2", "--local-epochs", "2"), "give local_steps or local_epochs, not both"),
         (("--resume",), "--resume needs --out"),
         (("--resume", "--out", "nowhere"), "nowhere: no run there to resume"),
@@ -172,6 +194,7 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     Path("typo.toml").write_text("ratoi = 3")
     Path("workers.toml").write_text('workers = "2"')
     Path("number.toml").write_text("method = 3")
+    Path("down.toml").write_text("down_ratio = true")
     Path("broken.toml").write_text("ratio = = 3")
     Path("twice.toml").write_text('method = "fedfq@64"\nratio = 128')
     Path("dashes.toml").write_text("per-round = 2\nper_round = 3")
@@ -289,6 +312,11 @@ def test_compare_runs_every_method_on_the_same_clients(working_directory: Path) 
     shown = ok("compare", "--methods", "fedavg,fedfq@32,fedfq@64:gain=true", *SMALL, "--out", "all", "--target", "0.01")
     for name in ("fedavg", "fedfq@32", "fedfq@64:gain=true"):
         assert name in shown
+    heading = re.split(r"\s{2,}", shown.splitlines()[0])
+    assert heading == [
+        *("method", "accuracy", "up MB", "ratio", "claimed", "down MB", "total MB", "ratio"),
+        *("up to 1%", "total to 1%"),
+    ]
     runs = [Folder(Path("all") / name) for name in ("fedavg", "fedfq@32", "fedfq@64-gain=true")]
     clients = [[line["clients"] for line in run.rounds()] for run in runs]
     assert clients[0] == clients[1] == clients[2]

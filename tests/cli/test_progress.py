@@ -13,12 +13,15 @@ from tests.report.folders import CLIENTS, RAW, a_line, write_run
 EVERY = [(client, "not finite") for client in range(CLIENTS)]
 
 
-def lines_with_initial_models() -> list[dict[str, Any]]:
-    """In the second round, every client but one is new and is sent two models; in the third, two are refused."""
+def lines_with_first_contacts() -> list[dict[str, Any]]:
+    """In the first round all clients are new and are sent the model, later a part of it; in the third, two are refused.
+
+    In the second, some are new: no line's downlink says how large the model is.
+    """
     return [
-        a_line(1, 0.1, 100, downlink_bytes=CLIENTS * RAW),
-        a_line(2, 0.2, 100, downlink_bytes=(2 * CLIENTS - 1) * RAW),
-        a_line(3, 0.3, 100, [(1, "checksum"), (2, "checksum")], downlink_bytes=CLIENTS * RAW),
+        a_line(1, 0.1, 100, downlink_bytes=CLIENTS * RAW // 4),
+        a_line(2, 0.2, 100, downlink_bytes=CLIENTS * RAW // 16),
+        a_line(3, 0.3, 100, [(1, "checksum"), (2, "checksum")], downlink_bytes=CLIENTS * RAW // 64),
     ]
 
 
@@ -26,7 +29,7 @@ def lines_with_initial_models() -> list[dict[str, Any]]:
 def test_the_bar_shows_the_ratio_of_the_table_also_after_a_run_was_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], resumed_after: int
 ) -> None:
-    lines = lines_with_initial_models()
+    lines = lines_with_first_contacts()
     folder = write_run(tmp_path / "run", lines[:resumed_after], finished=False, rounds=3)
     with showing_progress(3) as bar:
         watch = bar("fedfq", folder)
@@ -38,6 +41,7 @@ def test_the_bar_shows_the_ratio_of_the_table_also_after_a_run_was_resumed(
     run = read_run(folder)
     assert run.wire_ratio is not None
     assert f"{run.uplink_bytes / 1e6:.2f} MB up ({run.wire_ratio:,.0f}x)" in shown
+    assert f"{run.downlink_bytes / 1e6:.2f} MB down ({3 * CLIENTS * RAW / run.downlink_bytes:.0f}x)" in shown
 
 
 def test_refused_updates_are_named_but_not_by_the_thousand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

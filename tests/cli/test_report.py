@@ -22,9 +22,10 @@ def test_the_page_lies_in_the_first_folder(compared):
 
 def test_page_figures_and_target(compared):
     said = ok("report", "compared/fedavg", "--out", "one.htm", "--figures", "new/figures", "--target", 0.5)
-    assert "Uplink to 50%" in (compared.parent / "one.htm").read_text("utf-8")
+    shown = (compared.parent / "one.htm").read_text("utf-8")
+    assert "Uplink to 50%" in shown and "Total to 50%" in shown
     assert said.splitlines()[1:] == [
-        f"new/figures/accuracy-{name}" for name in ("rounds.svg", "rounds.pdf", "bytes.svg", "bytes.pdf")
+        f"new/figures/accuracy-{over}.{kind}" for over in ("rounds", "bytes", "total") for kind in ("svg", "pdf")
     ]
     assert not (compared / "fedavg" / "report.html").exists()
 

@@ -91,7 +91,11 @@ def test_a_state_that_is_a_pipe_is_not_waited_for(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-1] + bytes([data[-1] ^ 1]), lambda data: data[:-1]])
 @pytest.mark.parametrize(
-    "pattern", ["checkpoint/model-*", "checkpoint/server-*", "checkpoint/memory/*", "model.safetensors", *LEDGERS]
+    "pattern",
+    [
+        *("checkpoint/model-*", "checkpoint/server-*", "checkpoint/downlink-*", "checkpoint/memory/*"),
+        *("model.safetensors", *LEDGERS),
+    ],
 )
 def test_a_damaged_file_is_named(folder: Path, pattern: str, damage: Callable[[bytes], bytes]) -> None:
     path = sorted(folder.glob(pattern))[0]
@@ -109,7 +113,7 @@ def test_a_ledger_may_go_on_behind_the_checkpoint_but_is_damaged_where_a_byte_be
     assert "rounds.jsonl: is damaged" in refused(folder)
 
 
-@pytest.mark.parametrize("pattern", ["checkpoint/model-*", "checkpoint/memory/*", *LEDGERS])
+@pytest.mark.parametrize("pattern", ["checkpoint/model-*", "checkpoint/downlink-*", "checkpoint/memory/*", *LEDGERS])
 def test_a_missing_file_is_named(folder: Path, pattern: str) -> None:
     path = sorted(folder.glob(pattern))[0]
     path.unlink()
@@ -151,7 +155,10 @@ BROKEN: list[Callable[[Any], Any]] = [
     lambda found: found | {"memories": [1]},
     lambda found: found | {"memories": {"../x": [1, 1]}},
     lambda found: found | {"memories": {"1": [1]}},
-    lambda found: found | {"settled": 3},
+    lambda found: found | {"held": 3},
+    lambda found: found | {"held": {"1": -1}},
+    lambda found: found | {"held": {"x": 1}},
+    lambda found: {key: found[key] for key in found if key != "held"},
     lambda found: found | {"config": ["x"]},
 ]
 

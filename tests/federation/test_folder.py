@@ -1,16 +1,24 @@
 """A run's folder is one process's, and says which code ran where."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedfq
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder, HeldError, _commit, environment
+
+MODEL = {
+    "weight": np.zeros((2, 3), np.float32),
+    "half": np.zeros(3, np.float16),
+    "steps": np.array(0, np.int64),
+}
 
 HOLD = """
 import sys, time
@@ -58,6 +66,15 @@ def test_the_surroundings_name_versions_and_machine() -> None:
     assert found["fedfq"] == fedfq.__version__ and f"{os.cpu_count()} cores" in found["machine"]
 
 
+def test_a_run_that_has_begun_says_what_an_update_takes_as_float32(tmp_path: Path) -> None:
+    """So ratios need neither the model nor its task."""
+    folder = Folder(tmp_path / "run")
+    folder.begin(Config.make(), MODEL, engine="a new one")
+    assert folder.raw_bytes == 4 * 6 + 4 * 3 + 8
+    described = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert described["raw_bytes"] == folder.raw_bytes and described["engine"] == "a new one"
+
+
 def test_the_commit_is_that_of_the_source_and_of_no_repository_around_it(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         who = ("-c", "user.name=a", "-c", "user.email=a@b")
@@ -87,13 +104,14 @@ def a_run(folder: Path) -> Folder:
     for name in (
         *("rounds.jsonl", "timings.jsonl", "model.safetensors", "sample.fedfq", "report.html"),
         *("checkpoint/state.json", "checkpoint/model-000010.safetensors", "checkpoint/server-000010.safetensors"),
+        "checkpoint/downlink-000010.safetensors",
         *("checkpoint/memory/000003-000009.safetensors", "checkpoint/memory/.fedfq-0123456789abcdef.part"),
         ".fedfq-fedcba9876543210.part",
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(b"")
     run = Folder(folder)
-    run.begin(Config.make())
+    run.begin(Config.make(), MODEL)
     return run
 
 
@@ -118,7 +136,7 @@ def test_what_holds_more_than_a_run_is_not_overwritten(tmp_path: Path, stranger:
 def test_links_are_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "state.json").write_text("important")
-    Folder(tmp_path / "run").begin(Config.make())
+    Folder(tmp_path / "run").begin(Config.make(), MODEL)
     (tmp_path / "run" / "checkpoint").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match="holds more than a run"):
         Folder(tmp_path / "run").refuse_if_taken(overwrite=True)

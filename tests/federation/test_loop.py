@@ -15,6 +15,7 @@ import pytest
 from torch import nn
 
 from fedfq import SharedBasis, inspect, methods, tasks
+from fedfq.broadcast.server import OVERHEAD
 from fedfq.federation.clients import Answer, Clients, Job, Worker
 from fedfq.federation.config import Config
 from fedfq.federation.folder import Folder
@@ -70,13 +71,13 @@ def test_the_learning_rate_decays_every_round(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "fedavg-4bit", "fedfq@32", "fedfq-cgsa"])
 def test_the_ledger_counts_true_bytes(tmp_path: Path, method: str) -> None:
-    result = run(config(method), tmp_path / "run")
+    result = run(config(method, down_ratio=1), tmp_path / "run")
     model = sum(value.nbytes for value in result.theta.values())
     for line in result.rounds:
         assert set(line) == {
             *("round", "accuracy", "loss", "train_loss", "clients", "uplink_bytes", "downlink_bytes", "claimed_bits"),
             "rejected",
-        }
+        }  # and nothing of what clients hold: it is the server's model
         if method != "fedfq@32":
             assert line["downlink_bytes"] == 3 * model
         ratio = 3 * model / line["uplink_bytes"]
@@ -92,7 +93,7 @@ def test_the_shared_basis_takes_the_initial_model_down_to_each_client_once(
     tmp_path: Path, method: str, asks: bool
 ) -> None:
     """At a client's first round; if that is the first of all, the model is the initial one. AQG announces 8 bytes."""
-    result = run(config(method, rounds=6), tmp_path / "run")
+    result = run(config(method, rounds=6, down_ratio=1), tmp_path / "run")
     model = sum(value.nbytes for value in result.theta.values())
     met: set[int] = set()
     for line in result.rounds:
@@ -104,7 +105,7 @@ def test_the_shared_basis_takes_the_initial_model_down_to_each_client_once(
 
 
 def test_a_client_whose_update_was_refused_is_sent_the_initial_model_again(tmp_path: Path) -> None:
-    settings = config("fedfq@32", per_round=8, clients=8)
+    settings = config("fedfq@32", per_round=8, clients=8, down_ratio=1)
     with Clients(settings, None, tmp_path, 1) as clients:
         federation = Federation(settings, clients)
         model = sum(value.nbytes for value in federation.theta.values())
@@ -116,6 +117,41 @@ def test_a_client_whose_update_was_refused_is_sent_the_initial_model_again(tmp_p
         assert [size // model for size in downlinks] == [8, 10, 10]
 
 
+def test_a_model_that_goes_down_compressed_is_learned_and_costs_a_fraction(tmp_path: Path) -> None:
+    """Clients begin with the initial model, and then train from what they hold of the server's."""
+    settings = config("fedfq@32", rounds=12, local_steps=20, eval_every=4, down_ratio="auto")
+    result = run(settings, tmp_path / "run")
+    everything = 3 * sum(value.nbytes for value in result.theta.values())
+    for line in result.rounds:
+        evaluated = line["round"] % 4 == 0
+        assert ("held_accuracy" in line) == (line["accuracy"] is not None) == evaluated
+        assert line["left_out"] > 0
+        assert line["downlink_bytes"] < everything / 20
+    assert result.rounds[0]["downlink_bytes"] < 3 * 100  # to say that nothing is new
+    assert result.rounds[-1]["accuracy"] > 0.6 and result.rounds[-1]["held_accuracy"] > 0.6
+
+
+def test_the_initial_model_goes_down_to_each_client_once_where_it_is_compressed(tmp_path: Path) -> None:
+    """And it is what the server begins with, too: the basis that both sides derive is the same."""
+    result = run(config("fedfq@32", rounds=6, down_ratio="auto", initial_ratio=4), tmp_path / "run")
+    model = sum(value.nbytes for value in result.theta.values())
+    initial = result.rounds[0]["downlink_bytes"] / 3
+    assert model / 5 < initial < model / 4 + OVERHEAD
+    met: set[int] = set()
+    for line in result.rounds:
+        new = set(line["clients"]) - met
+        assert 0 <= line["downlink_bytes"] - len(new) * initial < initial and line["rejected"] == []
+        met |= new
+    assert len(met) > 5
+
+
+def test_a_run_whose_clients_all_diverge_goes_on_with_the_initial_model(tmp_path: Path) -> None:
+    result = run(config("fedfq@32", lr=1e30, rounds=2, down_ratio="auto"), tmp_path / "run")
+    first, second = result.rounds
+    assert first["accuracy"] == second["accuracy"] == second["held_accuracy"]
+    assert second["left_out"] == 0 and second["downlink_bytes"] < 3 * 100
+
+
 def test_evaluation_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
     rounds = run(config(rounds=5, eval_every=3), tmp_path / "run").rounds
     assert [line["accuracy"] is not None for line in rounds] == [False, False, True, False, True]
@@ -124,9 +160,20 @@ def test_evaluation_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
 # --- Same configuration, same result -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["fedfq@32:error_feedback=true:gain=true", "aqg", "dadaquant"])
-def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: Path, method: str) -> None:
-    run(config(method, rounds=6), tmp_path / "whole")
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("fedfq@32:error_feedback=true:gain=true", {}),
+        ("aqg", {}),
+        ("dadaquant", {}),
+        ("fedfq@32", {"down_ratio": "auto"}),
+        ("fedavg", {"down_ratio": 16, "initial_ratio": 8}),
+    ],
+)
+def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(
+    tmp_path: Path, method: str, changes: dict[str, Any]
+) -> None:
+    run(config(method, rounds=6, **changes), tmp_path / "whole")
 
     class Killed(Exception):
         pass
@@ -136,19 +183,24 @@ def test_a_run_goes_on_from_its_checkpoint_as_if_nothing_had_happened(tmp_path: 
             raise Killed
 
     with pytest.raises(Killed):
-        run(config(method, rounds=6), tmp_path / "killed", watch=kill)
+        run(config(method, rounds=6, **changes), tmp_path / "killed", watch=kill)
     assert len((tmp_path / "killed" / "rounds.jsonl").read_text().splitlines()) == 5
     run(Folder(tmp_path / "killed").config(), tmp_path / "killed", resume=True)
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("method", ["fedfq@32", "aqg", "dadaquant"])
+@pytest.mark.parametrize(
+    ("method", "down_ratio"), [("fedfq@32", 1), ("fedfq@32", "auto"), ("aqg", 1), ("dadaquant", 1)]
+)
 def test_an_interrupted_run_has_a_checkpoint_of_the_last_whole_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, kind: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, down_ratio: float | str, kind: int
 ) -> None:
-    """Long before one is due, and in the middle of the fourth round, after two of its updates were received."""
-    settings = config(method, rounds=5, checkpoint_every=100)
+    """Long before one is due, and in the middle of the fourth round, after two of its updates were received.
+
+    By then all of that round's clients were sent the model; whoever holds what is of the third round again.
+    """
+    settings = config(method, rounds=5, checkpoint_every=100, down_ratio=down_ratio)
     run(settings, tmp_path / "whole")
     train, left = Worker.train, iter(range(3 * 3 + 2))
 
@@ -214,7 +266,7 @@ def test_a_run_that_lost_its_checkpoint_keeps_its_ledger(tmp_path: Path) -> None
 
 def test_a_run_on_flower_is_not_continued_inline(tmp_path: Path) -> None:
     folder = Folder(tmp_path / "run")
-    folder.begin(config(), engine="flower")
+    folder.begin(config(), {"weight": np.zeros(3, np.float32)}, engine="flower")
     folder.append({"round": 1}, {})
     with pytest.raises(ValueError, match="was run on flower"):
         run(config(), tmp_path / "run", resume=True)
@@ -241,10 +293,13 @@ def test_networks_with_batch_norm_are_trained(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_the_number_of_processes_does_not_matter(tmp_path: Path) -> None:
-    method = "fedfq@32:error_feedback=true"
-    run(config(method), tmp_path / "one", workers=1)
-    run(config(method), tmp_path / "two", workers=2)
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [("fedfq@32:error_feedback=true", {}), ("fedfq@32", {"down_ratio": "auto", "initial_ratio": 8})],
+)
+def test_the_number_of_processes_does_not_matter(tmp_path: Path, method: str, changes: dict[str, Any]) -> None:
+    run(config(method, **changes), tmp_path / "one", workers=1)
+    run(config(method, **changes), tmp_path / "two", workers=2)
     assert files(tmp_path / "one") == files(tmp_path / "two")
 
 
@@ -320,12 +375,14 @@ def test_a_folder_that_holds_something_is_not_touched(tmp_path: Path) -> None:
 # --- The shared basis --------------------------------------------------------------------------------------
 
 
-def test_from_the_second_round_on_both_sides_derive_the_same_basis(tmp_path: Path) -> None:
-    settings = config("fedfq@32", local_steps=5)
+@pytest.mark.parametrize("down_ratio", [1, 16])
+def test_from_the_second_round_on_both_sides_derive_the_same_basis(tmp_path: Path, down_ratio: float) -> None:
+    """From what clients hold, which is the server's model or close to it."""
+    settings = config("fedfq@32", local_steps=5, down_ratio=down_ratio)
     with Clients(settings, None, tmp_path, 2) as clients:
         federation = Federation(settings, clients)
         for number in (1, 2, 3):
-            basis = SharedBasis(federation.theta, clients.initial)
+            basis = SharedBasis(federation.downlink.model, clients.initial)
             line, _ = federation.step()
             assert line["rejected"] == [] and federation.sample is not None
             named = inspect(federation.sample, like=federation.theta).shared_basis

@@ -23,7 +23,10 @@ from tests.cli.runner import refused
 from tests.flower.local import RUN, LocalGrid, payload_of, record
 from tests.network.test_links import heed_signals
 
-SETTINGS = {"task": "digits", "clients": 4, "per_round": 3, "local_steps": 2, "rounds": 3, "eval_every": 1}
+SETTINGS = {
+    **{"task": "digits", "clients": 4, "per_round": 3, "local_steps": 2, "rounds": 3, "eval_every": 1},
+    "down_ratio": 1,
+}
 
 
 def make_grid(config: Config, nodes: int = 4) -> LocalGrid:
@@ -43,7 +46,12 @@ def test_the_configuration_survives_the_way_through_flower() -> None:
 
 @pytest.mark.parametrize(
     "given, words",
-    [({"method": "stc"}, "does not run on Flower"), ({"ruonds": 3}, "ruonds"), ({"clients": 2}, "per_round")],
+    [
+        ({"method": "stc"}, "does not run on Flower"),
+        ({"down-ratio": "auto"}, "down_ratio must be 1 on Flower"),
+        ({"ruonds": 3}, "ruonds"),
+        ({"clients": 2}, "per_round"),
+    ],
 )
 def test_what_cannot_be_run_is_refused(given: dict, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
@@ -141,6 +149,7 @@ def test_the_ledger_counts_the_same_way_down_as_the_inline_engine(tmp_path: Path
     assert [line["clients"] for line in here] == [line["clients"] for line in there]
     assert [line["downlink_bytes"] for line in here] == [line["downlink_bytes"] for line in there]
     assert (len({line["downlink_bytes"] for line in here}) > 1) == (method == "fedfq@32")
+    assert Folder(tmp_path / "here").raw_bytes == Folder(tmp_path / "inline").raw_bytes
 
 
 @pytest.mark.parametrize("method", ["fedfq@32", "fedavg"])
@@ -187,6 +196,7 @@ def fedfq(*arguments: str) -> list[str]:
     "arguments, words",
     [
         (("--method", "stc"), "does not run on Flower"),
+        (("--down-ratio", "auto"), "down_ratio must be 1 on Flower"),
         (("--resume", "--out", "nowhere"), "nowhere"),
         (("--engine", "ray"), "there are inline and flower"),
     ],
@@ -221,6 +231,7 @@ def test_a_run_in_flowers_simulation_is_nearly_the_inline_run(tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     inline = [sys.executable, "-c", "from fedfq.cli import main; main()", "run", *DIGITS, "--rounds", "3"]
+    inline += ["--down-ratio", "1"]  # on Flower it is 1 anyway
     subprocess.run([*inline, "--out", "inline"], cwd=tmp_path, check=True, capture_output=True)
     here, there = (
         [json.loads(line) for line in (tmp_path / name / "rounds.jsonl").read_text().splitlines()]

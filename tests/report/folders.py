@@ -40,7 +40,8 @@ def write_run(path, lines, *, finished=True, sample=None, **config):
     """A folder with these lines; `finished` writes the model that a run ends with."""
     config = {"task": "digits", "method": "fedavg", "rounds": len(lines), "per_round": CLIENTS, **config}
     path.mkdir(parents=True)
-    (path / "run.json").write_text(json.dumps({"config": asdict(Config.make(**config)), **ENVIRONMENT}))
+    described = {"config": asdict(Config.make(**config)), "raw_bytes": RAW, **ENVIRONMENT}
+    (path / "run.json").write_text(json.dumps(described))
     (path / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     timings = [{"round": line["round"], "train_s": 2.0, "encode_s": 0.5, "round_s": 3.0} for line in lines]
     (path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))

@@ -12,7 +12,7 @@ from tests.report.folders import a_line, write_run, write_two
 
 def test_the_same_runs_give_the_same_files(tmp_path):
     runs = read_runs([write_two(tmp_path / "compared")])
-    names = ["accuracy-rounds.svg", "accuracy-rounds.pdf", "accuracy-bytes.svg", "accuracy-bytes.pdf"]
+    names = [f"accuracy-{over}.{kind}" for over in ("rounds", "bytes", "total") for kind in ("svg", "pdf")]
     for folder in ("first", "second"):
         assert [path.name for path in write_figures(runs, tmp_path / folder)] == names
     for name in names:
@@ -21,10 +21,13 @@ def test_the_same_runs_give_the_same_files(tmp_path):
         assert not re.search(rb"<dc:date>|/CreationDate", content)
 
 
-@pytest.mark.parametrize(("field", "expected"), [("round", [1, 2, 3]), ("uplink_bytes", [5, 10])])
+@pytest.mark.parametrize(
+    ("field", "expected"), [("round", [1, 2, 3]), ("uplink_bytes", [5, 10]), ("total_bytes", [7, 19, 31])]
+)
 def test_curves_show_what_was_evaluated(tmp_path, field, expected):
     """A logarithmic axis has no place for an evaluation before the first byte."""
-    lines = [a_line(1, 0.1, 0), a_line(2, 0.2, 5), a_line(3, 0.3, 5), a_line(4, None, 5)]
+    evaluated = [(1, 0.1, 0), (2, 0.2, 5), (3, 0.3, 5), (4, None, 5)]
+    lines = [a_line(number, accuracy, uplink, downlink_bytes=7) for number, accuracy, uplink in evaluated]
     figure = _figure(read_runs([write_run(tmp_path / "run", lines, rounds=9, finished=False)]), field)
     (curve,) = figure.axes[0].lines
     assert list(curve.get_xdata()) == expected
@@ -50,7 +53,7 @@ def test_a_narrow_range_of_bytes_has_ticks(tmp_path):
 
 def test_nothing_was_evaluated(tmp_path):
     runs = read_runs([write_run(tmp_path / "run", [], rounds=9, finished=False)])
-    assert len(write_figures(runs, tmp_path / "figures")) == 4
+    assert len(write_figures(runs, tmp_path / "figures")) == 6
 
 
 def test_the_page_has_the_same_colours():

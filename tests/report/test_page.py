@@ -69,12 +69,17 @@ def test_numbers_sort_as_numbers(two):
     assert outline.column("Summary", "Wire ratio")[0] == ["1.0×", "1.0", "1"]
     assert float(outline.column("Summary", "Accuracy, last 5")[1][1]) == pytest.approx(0.65)
     assert outline.column("Summary", "per client to 80%")[1][0] == "5.4 kB"
+    total = [["446.4 kB", "446400", "446,400 bytes"], ["250.2 kB", "250200", "250,200 bytes"]]
+    assert outline.column("Summary", "Total") == total
+    assert outline.column("Summary", "Total ratio")[0] == ["1.0×", "1.0", "1"]
+    assert outline.column("Summary", "Total to 80%")[1] == total[1]
+    assert outline.column("Summary", "held") == 2 * [["–", None, None]]
 
 
 def test_what_there_is_not_has_no_number(tmp_path):
     runs = read_runs([write_run(tmp_path / "run", [a_line(1, None, 0)], rounds=9, finished=False)])
     outline = Outline(page(runs, target=0.8))
-    for title in ("final", "best", "Wire ratio", "Claimed ratio", "Uplink to 80%"):
+    for title in ("final", "best", "held", "Wire ratio", "Claimed ratio", "Uplink to 80%", "Total to 80%"):
         assert outline.column("Summary", title) == [["–", None, None]]
     assert outline.column("Summary", "Rounds") == [["1 of 9", "1", None]]
     assert "unfinished" in outline.column("Summary", "Run")[0][0]
@@ -85,9 +90,20 @@ def test_curves(two):
     fedavg, fedfq = setting["runs"]
     assert setting["target"] == 0.8
     assert fedfq["label"] == "fedfq@8" and len(fedfq["points"]) == 9
-    assert fedfq["points"][1] == {"round": 2, "accuracy": 0.15000000000000002, "loss": 0.85, "bytes": 6000}
+    said = {"round": 2, "accuracy": 0.15000000000000002, "loss": 0.85}
+    assert fedfq["points"][1] == said | {"uplink": 6000, "total": 6000 + 2 * CLIENTS * RAW}
     look = ("colour", "dashes", "marker")
     assert all(fedavg[key] != fedfq[key] for key in look)
+
+
+def test_every_setting_has_three_charts(two):
+    keys = [attributes["data-x"] for _, attributes in Outline(page(two)).tags if "data-x" in attributes]
+    assert keys == ["round", "uplink", "total"]
+
+
+def test_what_clients_hold_has_its_accuracy_where_it_is_another_model(tmp_path):
+    write_run(tmp_path / "a", [a_line(1, 0.2, held_accuracy=0.15, left_out=0.5)], method="fedfq@8")
+    assert Outline(page(read_runs([tmp_path]))).column("Summary", "held")[0][1] == "0.15"
 
 
 def test_a_method_looks_the_same_in_every_setting(tmp_path):

@@ -1,4 +1,6 @@
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,11 @@ def test_a_run_as_it_was_written(tmp_path):
     lines = [a_line(1, None), a_line(2, 0.5, 1500), a_line(3, None, 10), a_line(4, 0.25, 90)]
     run = read_run(write_run(tmp_path / "run", lines, method="fedfq@8", sample=a_payload(), eval_every=2))
     assert run.label == "fedfq@8" and run.finished and run.environment == ENVIRONMENT
-    assert [tuple(point) for point in run.points] == [(2, 0.5, 0.5, 2500), (4, 0.25, 0.75, 2600)]
+    down = 2 * CLIENTS * RAW  # in two rounds
+    assert [tuple(point) for point in run.points] == [
+        (2, 0.5, 0.5, 2500, 2500 + down),
+        (4, 0.25, 0.75, 2600, 2600 + 2 * down),
+    ]
     assert (run.final_accuracy, run.best_accuracy, run.last_accuracy) == (0.25, 0.5, 0.375)
     assert run.raw_bytes == RAW and run.seconds == 12
     assert [tensor.name for tensor in run.sample.tensors] == sorted(a_model())
@@ -24,9 +30,22 @@ def test_the_last_five_evaluations(tmp_path):
     assert run.last_accuracy == (3 + 4 + 5 + 6 + 7) / 8 / 5
 
 
+def test_what_clients_hold_is_evaluated_where_it_is_not_the_servers_model(tmp_path: Path) -> None:
+    """Its mean is that of the last five evaluations, too. `left_out` is there after every round."""
+    lines = [a_line(n + 1, 0.5, left_out=n / 2, held_accuracy=n / 8) for n in range(7)]
+    run = read_run(write_run(tmp_path / "run", [*lines, a_line(8, None, left_out=4)]))
+    assert run.last_held_accuracy == (2 + 3 + 4 + 5 + 6) / 8 / 5
+    assert [line.left_out for line in run.rounds] == [0, 0.5, 1, 1.5, 2, 2.5, 3, 4]
+    same = read_run(write_run(tmp_path / "same", [a_line(1, 0.5)]))
+    assert same.last_held_accuracy is None and same.rounds[0].left_out is None
+
+
 def test_bytes_to_a_target(tmp_path):
     run = read_run(write_run(tmp_path / "run", [a_line(1, 0.2), a_line(2, 0.6), a_line(3, 0.4), a_line(4, 0.8)]))
     assert [run.bytes_to(target) for target in (0.1, 0.6, 0.61, 0.9)] == [1000, 2000, 4000, None]
+    rows = [summary_rows([run], target)[0] for target in (0.1, 0.6, 0.61, 0.9)]
+    every = 1000 + CLIENTS * RAW  # round, up and down
+    assert [row["total_bytes_to_target"] for row in rows] == [every, 2 * every, 4 * every, None]
 
 
 def test_ratios_count_answers_that_were_taken(tmp_path):
@@ -38,9 +57,26 @@ def test_ratios_count_answers_that_were_taken(tmp_path):
     assert run.claimed_ratio == 2 * run.wire_ratio  # `a_line` claims half
 
 
+def test_the_total_ratio_is_of_answers_that_were_taken_and_of_a_model_for_every_client_that_was_asked(
+    tmp_path: Path,
+) -> None:
+    """First contacts, with their initial models, make it worse; a smaller model makes it better."""
+    refused = [(0, "damaged"), (4, "damaged")]
+    lines = [a_line(1, 0.2, 1000, refused, downlink_bytes=700), a_line(2, 0.3, 0, downlink_bytes=300)]
+    run = read_run(write_run(tmp_path / "run", lines))
+    assert run.total_bytes == 2000
+    assert run.total_ratio == RAW * (2 * CLIENTS - 2 + 2 * CLIENTS) / 2000
+    plain = read_run(write_run(tmp_path / "plain", [a_line(1, 0.2, CLIENTS * RAW)]))
+    assert plain.total_ratio == 1
+    first = read_run(write_run(tmp_path / "first", [a_line(1, 0.2, CLIENTS * RAW, downlink_bytes=2 * CLIENTS * RAW)]))
+    assert first.total_ratio == pytest.approx(2 / 3)
+
+
 def test_nothing_uploaded_has_no_ratio(tmp_path):
     run = read_run(write_run(tmp_path / "run", [a_line(1, 0.2, 0)]))
     assert run.wire_ratio is None and run.claimed_ratio is None
+    assert run.total_ratio == 2  # but the models went down
+    assert read_run(write_run(tmp_path / "none", [a_line(1, 0.2, 0, downlink_bytes=0)])).total_ratio is None
 
 
 def test_a_sample_of_another_method_has_no_tensors(tmp_path):
@@ -54,22 +90,28 @@ def test_summary_rows(tmp_path):
     fedavg, fedfq = summary_rows(read_runs([write_two(tmp_path / "compared")]), target=0.8)
     assert (fedavg["run"], fedfq["run"]) == ("fedavg", "fedfq@8")
     assert fedavg["wire_ratio"] == 1 and fedavg["bytes_to_target"] == 8 * CLIENTS * RAW
+    assert fedavg["total_ratio"] == 1 and fedavg["total_bytes_to_target"] == 16 * CLIENTS * RAW
     assert fedfq["uplink_bytes"] == 27_000 and fedfq["downlink_bytes"] == 9 * CLIENTS * RAW
+    assert fedfq["total_bytes"] == fedfq["total_bytes_to_target"] == 27_000 + 9 * CLIENTS * RAW
+    assert fedfq["total_ratio"] == (18 * CLIENTS - 1) * RAW / fedfq["total_bytes"]  # one upload was refused
+    assert fedavg["held_accuracy"] is None
     assert fedfq["accuracy"] == pytest.approx(0.85) and fedfq["accuracy_last_5"] == pytest.approx(0.65)
     assert fedfq["bytes_to_target"] == 27_000 and fedfq["rejected"] == 1
     assert fedavg.keys() == fedfq.keys()
 
 
 def test_no_target_no_column(tmp_path):
-    assert "bytes_to_target" not in summary_rows(read_runs([write_two(tmp_path / "compared")]))[0]
+    row = summary_rows(read_runs([write_two(tmp_path / "compared")]))[0]
+    assert "bytes_to_target" not in row and "total_bytes_to_target" not in row
 
 
 # Runs that were killed
 
 
 def test_an_unfinished_run(tmp_path):
-    """There is no model yet; its size is what every client was sent."""
-    run = read_run(write_run(tmp_path / "run", [a_line(1, 0.2)], rounds=20, finished=False, sample=a_payload()))
+    """There is no model yet; its size is in run.json, whatever clients were sent."""
+    lines = [a_line(1, 0.2, downlink_bytes=17)]
+    run = read_run(write_run(tmp_path / "run", lines, rounds=20, finished=False, sample=a_payload()))
     assert not run.finished and run.raw_bytes == RAW and run.sample is None
     assert run.wire_ratio == RAW * CLIENTS / 1000
 
@@ -78,9 +120,10 @@ def test_a_run_that_has_only_begun(tmp_path):
     run = read_run(write_run(tmp_path / "run", [], rounds=20, finished=False))
     (tmp_path / "run" / "rounds.jsonl").unlink()
     assert read_run(tmp_path / "run") == run
-    assert not run.finished and run.points == ()
+    assert not run.finished and run.points == () and run.raw_bytes == RAW
     row = summary_rows([run], target=0.5)[0]
-    assert row["accuracy"] is None and row["wire_ratio"] is None and row["bytes_to_target"] is None
+    for name in ("accuracy", "wire_ratio", "total_ratio", "held_accuracy", "bytes_to_target", "total_bytes_to_target"):
+        assert row[name] is None
 
 
 @pytest.mark.parametrize("name", ["rounds.jsonl", "timings.jsonl"])
@@ -110,6 +153,8 @@ def test_half_a_line_at_the_end_is_ignored(tmp_path, name):
         ("rounds.jsonl", json.dumps(a_line(1, 0.1, uplink_bytes=None)) + "\n", "line 1 is damaged"),
         ("rounds.jsonl", json.dumps(a_line(1, float("nan"))) + "\n", "line 1 is damaged"),
         ("rounds.jsonl", json.dumps(a_line(1, 0.1, uplink_bytes=float("inf"))) + "\n", "line 1 is damaged"),
+        ("rounds.jsonl", json.dumps(a_line(1, 0.1, held_accuracy=float("nan"))) + "\n", "line 1 is damaged"),
+        ("rounds.jsonl", json.dumps(a_line(1, 0.1, left_out="much")) + "\n", "line 1 is damaged"),
         ("rounds.jsonl", json.dumps(a_line(2, 0.1)) + "\n", "rounds.jsonl: the rounds are not 1, 2, 3"),
         ("timings.jsonl", "3\n", "timings.jsonl: line 1 is damaged"),
         ("model.safetensors", "text", "model.safetensors: not a readable .safetensors file"),
@@ -121,6 +166,16 @@ def test_damage_is_named(tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message) as caught:
         read_run(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [None, -1, 4960.0, "4960", True])
+def test_the_size_of_an_update_is_a_whole_number_of_bytes(tmp_path: Path, raw: Any) -> None:
+    """All ratios are of it."""
+    folder = write_run(tmp_path / "run", [a_line(1, 0.2)])
+    described = json.loads((folder / "run.json").read_text()) | {"raw_bytes": raw}
+    (folder / "run.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="run.json: not the description of a run \\(raw_bytes is "):
+        read_run(folder)
 
 
 def test_a_folder_without_runs(tmp_path):
@@ -172,5 +227,6 @@ def test_a_real_run(tmp_path):
     assert run.final_accuracy == result.rounds[-1]["accuracy"]
     assert run.raw_bytes == 4 * sum(value.size for value in result.theta.values())
     assert 32 <= run.wire_ratio < 33 and run.claimed_ratio == run.wire_ratio
+    assert run.total_bytes == run.uplink_bytes + sum(line["downlink_bytes"] for line in result.rounds)
     assert {tensor.name for tensor in run.sample.tensors} == set(result.theta)
     assert run.seconds > 0 and run.environment["fedfq"]

@@ -1,5 +1,6 @@
 """A reproduction of seconds: two columns of digits, and folders of runs written by hand."""
 
+from dataclasses import asdict
 from pathlib import Path
 
 from fedfq.federation.config import Config
@@ -30,6 +31,5 @@ def write_cell(
 ) -> Config:
     """The folder of a finished run with these accuracies, and so many bytes from all clients per round."""
     cell = Cell(column, method, seed)
-    settings = {**column.settings, "method": method, "seed": seed}
-    write_run(cell.folder(out), [a_line(n, a, uplink) for n, a in enumerate(accuracies, 1)], **settings)
+    write_run(cell.folder(out), [a_line(n, a, uplink) for n, a in enumerate(accuracies, 1)], **asdict(cell.config))
     return cell.config

@@ -6,7 +6,20 @@ from pathlib import Path
 import pytest
 
 from fedfq.reproduce import cells as module
-from fedfq.reproduce.cells import FEDFQ, GB, PAPER, PROFILES, QUICK, TABLE_1, TABLE_2, TABLES, TARGETS, Cell, cells
+from fedfq.reproduce.cells import (
+    DOWN,
+    FEDFQ,
+    GB,
+    PAPER,
+    PROFILES,
+    QUICK,
+    TABLE_1,
+    TABLE_2,
+    TABLES,
+    TARGETS,
+    Cell,
+    cells,
+)
 from tests.reproduce.small import COLUMNS, IID, METHODS, SHARDS
 
 SECONDS = {  # a round, on two cores
@@ -25,14 +38,15 @@ def by_name(columns):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_cell_can_be_run_and_is_named_as_its_configuration_is(profile: str) -> None:
     for cell in cells(PROFILES[profile], TABLES, [0]):
-        assert cell.config.label == cell.method
+        assert cell.config.label == cell.method.removesuffix(DOWN)
+        assert (cell.config.down_ratio != 1) == cell.method.endswith(DOWN)
         assert (cell.config.clients, cell.config.per_round) == (100, 10)
 
 
 def test_the_quick_profile_takes_a_night() -> None:
     seconds = sum(cell.config.rounds * SECONDS[cell.column.name] for cell in cells(QUICK, TABLES, [0]))
-    assert seconds <= 8 * 3600
-    assert f"{seconds:,.0f} s = 8.0 hours" in str(module.__doc__)
+    assert seconds <= 12 * 3600
+    assert f"{seconds:,.0f} s = {seconds / 3600:.1f} hours" in str(module.__doc__)
 
 
 def test_the_paper_profile_is_the_papers_setting() -> None:
@@ -120,6 +134,14 @@ def test_a_pattern_that_matches_nothing_is_refused_with_the_nearest_name() -> No
         cells(COLUMNS, TABLES, [0], ["digits-idd"])
     with pytest.raises(ValueError, match="did you mean 'fedpaq'"):
         cells(COLUMNS, TABLES, [0], ["digits-iid", "fedpak"])
+
+
+def test_a_cell_sends_all_bits_down_unless_its_name_says_otherwise() -> None:
+    """Then it is as the method has it: our broadcast, or what the method's own paper does."""
+    ratios = {"fedavg": 1, "fedfq@128": 1, "fedfq@128+down": "auto", "stc": 1, "stc+down": "own"}
+    assert {name: Cell(IID, name, 0).config.down_ratio for name in ratios} == ratios
+    assert Cell(IID, "fedfq@128+down", 0).config.label == "fedfq@128"
+    assert Cell(IID, "fedfq@128+down", 0).folder(Path("out")) == Path("out/digits-iid/fedfq@128+down-0")
 
 
 def test_a_cell_has_a_folder_of_its_own() -> None:

@@ -77,6 +77,21 @@ def test_curves_are_apart_for_each_table_and_of_the_least_seed(folder: Path) -> 
     assert one["runs"][0]["points"][1]["accuracy"] == 0.8
 
 
+def test_a_row_whose_way_down_is_compressed_too_has_a_curve_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its configuration is called as that of the row without."""
+    rows = ("fedavg", "fedfq@128", "fedfq@128+down", "fedfq")
+    column = replace(IID, rows=rows, table_rows={"table1": rows, "table2": rows})
+    monkeypatch.setitem(cells.PROFILES, "quick", (column,))
+    for row in rows[1:3]:
+        write_cell(folder, column, row, [0.6, 0.8])
+    ok("report", "out")
+    shown, _ = embedded((folder / "report.html").read_text("utf-8"))
+    looks = {run["label"]: (run["colour"], run["dashes"], run["marker"]) for run in shown["runs"]}
+    assert list(looks) == ["fedavg", "fedfq@128", "fedfq@128+down", "fedfq@512"] and len(set(looks.values())) == 4
+
+
 def test_a_folder_without_the_mark_is_no_reproduction(folder: Path) -> None:
     (folder / "reproduction.json").unlink()
     assert "neither a run nor a folder of runs" in refused("report", "out")

@@ -11,6 +11,7 @@ from fedfq.reproduce import tables
 from fedfq.reproduce.cells import PAPER, QUICK, Cell, Column
 from fedfq.reproduce.results import FAILED, WHOLE_TEST, outcomes
 from fedfq.reproduce.tables import Table
+from tests.report.folders import CLIENTS, RAW
 from tests.reproduce.small import COLUMNS, IID, SHARDS, write_cell
 
 
@@ -33,9 +34,11 @@ def fail(out: Path, method: str, reason: str, seed: int = 0) -> None:
     (folder / FAILED).write_text(reason + "\n")
 
 
-def test_table_1_has_our_number_the_papers_and_both_ratios(tmp_path: Path) -> None:
-    write_cell(tmp_path, IID, "fedavg", [0.70, 0.80], uplink=5 * 4960)  # as float32; claims are half of it
-    assert row(table_1(tmp_path), "fedavg") == ["75.00", "–", "77.78", "1.0×", "2.0×"]
+def test_table_1_has_our_number_the_papers_and_all_ratios(tmp_path: Path) -> None:
+    write_cell(tmp_path, IID, "fedavg", [0.70, 0.80], uplink=CLIENTS * RAW)  # as float32; claims are half of it
+    assert row(table_1(tmp_path), "fedavg") == ["75.00", "–", "77.78", "1.0×", "2.0×", "1.0×"]
+    write_cell(tmp_path, IID, "fedfq@128", [0.70, 0.80], uplink=CLIENTS * RAW // 100)  # and as much down as ever
+    assert row(table_1(tmp_path), "fedfq@128")[3:] == ["100×", "200×", "2.0×"]
 
 
 def test_several_seeds_are_a_mean_and_its_spread(tmp_path: Path) -> None:
@@ -137,6 +140,9 @@ def test_table_2_counts_one_client_as_the_paper_does_and_all_of_them(tmp_path: P
     table = table_2(tmp_path)
     assert row(table, "fedavg")[:5] == ["2", "40.00", "80.00", "416.34", "1.0×"]
     assert row(table, "fedfq@512")[:5] == ["1", "0.5", "1.00", "–", "80.0×"]
+    down = CLIENTS * RAW / 2**20  # in a round
+    assert row(table, "fedavg")[7:] == [f"{80 + 2 * down:.2f}", "1.0×"]
+    assert row(table, "fedfq@512")[7:] == [f"{1 + down:.2f}", f"{(80 + 2 * down) / (1 + down):.1f}×"]
     target, choice = table.parts[0].above
     assert target == "Target: 0.9 times fedavg's best with the same seed: 72.00%. The paper's: 75%."
     assert choice == "Ours is fedfq@512 here, chosen on validation runs with seed 7."

@@ -48,6 +48,14 @@ class Held(NamedTuple):
     def zeros(self) -> Held:
         return self._replace(arrays={spec.name: np.zeros(spec.shape, held_dtype(spec)) for spec in self.layout})
 
+    def with_any_statistics(self) -> Held:
+        """This model with statistics that have nothing in common with its own: their difference takes most bytes."""
+        rng = np.random.default_rng(0)
+        arrays = dict(self.arrays)
+        for name in sorted(self.statistics):
+            arrays[name] = np.asarray(rng.random(arrays[name].shape, np.float32))
+        return self._replace(arrays=arrays)
+
     @property
     def payload_layout(self) -> list[Spec]:
         """That of a difference: statistics are whole numbers there."""

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from fedfq.codec.errors import PayloadError
-from fedfq.codec.format.message import EXACT, HELD, NOTHING, Message, hash_model, read_exact
+from fedfq.codec.format.message import EXACT, NOTHING, Message, hash_model, read_exact
 from fedfq.types import Array
 
 from .held import Held, State, read_model, reading_state
@@ -43,6 +43,7 @@ class Replica:
         self._like: Held | None = None  # without its arrays
         self._anchor_version = 0
         self._last = b""  # from the anchor to the newest model
+        self._digest = b""  # of the newest model; of the initial one it is found when it is needed
         self.version = 0
 
     def receive(self, message: bytes | bytearray | memoryview) -> dict[str, Any]:
@@ -50,23 +51,23 @@ class Replica:
         if not isinstance(message, (bytes, bytearray, memoryview)):
             raise TypeError(f"a message is bytes, got {type(message).__name__}")
         parsed = Message.parse(bytes(message))
+        if parsed.version == self.version and parsed.digest == self._find_digest():
+            return self._return(self._current())  # a transport may deliver a message twice
         anchor = self._find_base(parsed)
         for step in parsed.steps:
             anchor = anchor.apply(step.payload)
         model = anchor.apply(parsed.last) if parsed.last else anchor
         if hash_model(model.arrays) != parsed.digest:
             _refuse("the message leads to another model than the server's")
-        if not self._is_newest(parsed):
-            self._anchor, self._last = anchor, parsed.last
-            self._anchor_version = parsed.steps[-1].version if parsed.steps else parsed.base
-        self.version = parsed.version
-        if not parsed.last:  # the anchor itself stays as it is
+        self._anchor, self._last, self._digest, self.version = anchor, parsed.last, parsed.digest, parsed.version
+        self._anchor_version = parsed.steps[-1].version if parsed.steps else parsed.base
+        return self._return(model)
+
+    def _return(self, model: Held) -> dict[str, Any]:
+        """Not in the memory of the anchor."""
+        if not self._last:
             model = model._replace(arrays={name: array.copy() for name, array in model.arrays.items()})
         return model.returned()
-
-    def _is_newest(self, message: Message) -> bool:
-        """Does it say that the client holds the newest model already?"""
-        return message.start == HELD and message.base == message.version == self.version
 
     def _find_base(self, message: Message) -> Held:
         """The model that the message starts from."""
@@ -74,18 +75,23 @@ class Replica:
             return self._find_like().zeros()
         if message.start == EXACT:
             like = self._find_like()
-            base = like._replace(arrays=read_exact(message.exact, like.layout))
-        elif message.version < self.version:
+            return like._replace(arrays=read_exact(message.exact, like.layout))
+        if message.held != self.version:
+            _refuse(f"a message for who has version {message.held}: version {self.version} is held")
+        if message.held_digest != self._find_digest():
+            _refuse(f"version {message.held} of the server is another model, perhaps of another run")
+        if message.version < self.version:
             _refuse(f"a message for version {message.version}: version {self.version} is held already")
-        elif message.base == self.version:
-            base = self._current()
-        elif message.base == self._anchor_version:
-            base = self._find_anchor()
-        else:
-            _refuse(f"a message for who has version {message.base}: version {self.version} is held")
-        if hash_model(base.arrays) != message.base_digest:
-            _refuse(f"version {message.base} of the server is another model, perhaps of another run")
-        return base
+        if message.base == self.version:
+            return self._current()
+        if message.base != self._anchor_version:
+            _refuse(f"the message starts from version {message.base}: the anchor is version {self._anchor_version}")
+        return self._find_anchor()
+
+    def _find_digest(self) -> bytes:
+        if not self._digest:
+            self._digest = hash_model(self._current().arrays)
+        return self._digest
 
     def _find_anchor(self) -> Held:
         if self._anchor is not None:
@@ -107,6 +113,7 @@ class Replica:
         anchor = {} if self._anchor is None else self._anchor.arrays
         state = {ANCHOR + name: array for name, array in anchor.items()}
         state[LAST] = np.frombuffer(self._last, np.uint8)
+        state["digest"] = np.frombuffer(self._digest if self.version else b"", np.uint8)
         state["versions"] = np.array([self.version, self._anchor_version])
         return state
 
@@ -116,10 +123,13 @@ class Replica:
         with reading_state("Replica"):
             anchored = any(name.startswith(ANCHOR) for name in state)
             anchor = read_model(state, ANCHOR, self._find_anchor()) if anchored else None
-            last = state[LAST].tobytes()
+            last, digest = state[LAST].tobytes(), state["digest"].tobytes()
             version, anchor_version = state["versions"].tolist()
-            (anchor or self._find_anchor()).apply(last) if last else None
-        self._anchor, self._last, self.version, self._anchor_version = anchor, last, version, anchor_version
+            base = anchor or self._find_anchor()
+            if digest and hash_model((base.apply(last) if last else base).arrays) != digest:
+                raise ValueError("it does not lead to the model that it says")
+        self._anchor, self._last, self._digest = anchor, last, digest
+        self.version, self._anchor_version = version, anchor_version
 
 
 def _refuse(why: str) -> NoReturn:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedfq.codec.codec import Codec
-from fedfq.codec.encoder.own_steps import finest_step
 from fedfq.codec.errors import BudgetError
-from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.format.layout import DIGEST_BYTES, raw_bytes
 from fedfq.codec.format.message import EXACT, HELD, MOST_STEPS, NOTHING, Message, Step, hash_model, write_exact
-from fedfq.codec.tensors import Tensor
+from fedfq.codec.ratio import LEAST_BYTES
 from fedfq.types import Array
 
 from .held import Held, State, read_model, reading_state
 
-# The step, over the root mean square of a round's change (docs/benchmarks.md says how it was found). A bit lowers the
-# squared error by some tenth of step^2: so a byte is spent where it lowers what is left out, over a round's change, by
-# as much as anywhere else, and at any time in training.
-STEP = 30.0
-TOO_MUCH = 1.0  # left out, over the energy of a round's change: with a fixed size, the next anchor is due
-MEMORY = 0.8  # of means over rounds
+RATIO = 128  # float32 bytes / message bytes, where no ratio is given; but LEAST_BYTES
+# What clients' model lacks of w, over the energy of a round's change: with more, the next anchor is due if that helps.
+TOO_MUCH = 4.0
+HELPS = 2.0  # what is left out is as many times more than with a fresh anchor
+MEMORY = 0.8  # of the mean over rounds of their changes
 OVERHEAD = 64  # bytes of a message around the newest payload, at most
 TRUE, ANCHOR, PAYLOAD, LAST = "true/", "anchor/", "payload/", "last"  # of a state
 
@@ -32,7 +29,6 @@ class Anchor(NamedTuple):
     """A version that later ones are relative to, and the payload that leads to it from the anchor before."""
 
     version: int
-    digest: bytes
     payload: bytes
 
 
@@ -40,8 +36,8 @@ class Broadcast:
     """The server's half.
 
     model          the initial one: a module, or a mapping from names to arrays
-    ratio          float32 bytes / bytes of what a client is sent that was there in the last round, at least. By default
-                   as many bytes as it takes to leave out about as much as a round changes
+    ratio          float32 bytes / bytes of what a client is sent that was there in the last round, at least (by default
+                   128, but 4 KB are never too many); one that was away longer is sent the anchors of that time as well
     initial_ratio  by default clients hold the initial model, or are sent all of its bits. With a ratio, they are sent a
                    payload so many times smaller, and what that decodes to is the initial model for the server as well
 
@@ -67,18 +63,15 @@ class Broadcast:
             start = start.zeros().add(change)
         self.version = 0
         self.left_out = 0.0  # energy of what clients' model lacks of w, over that of a round's change
-        self._budget = None if ratio is None else int(raw_bytes(start.layout) / ratio) - OVERHEAD
-        if self._budget is not None:
-            self._encode_in_budget(start.zeros().difference(start.zeros()), self._budget)  # refused here if ever
+        least = LEAST_BYTES if ratio is None else 0
+        self._budget = max(int(raw_bytes(start.layout) / (RATIO if ratio is None else ratio)), least) - OVERHEAD
         self._true = self._anchor = self._held = start
-        self._digest = hash_model(start.arrays)
-        self._anchors = [Anchor(0, self._digest, payload)]
+        self._digests = [hash_model(start.arrays)]  # of all versions
+        self._anchors = [Anchor(0, payload)]
         self._last = b""
         self._change = 0.0  # energy of a round's, in the mean
-        self._gap = 1.0  # versions from one message of a client to the next, in the mean
-        self._gaps: list[int] = []  # since the last `advance`
-        self._extra = 0.0  # bytes by which messages since the newest anchor were longer than the first
-        self._fresh = (0, 0.0)  # bytes of the first payload after the newest anchor, and what it left out
+        self._fresh = 0.0  # what the first payload after the newest anchor left out
+        self._encode(start, start.with_any_statistics())  # a ratio that no payload can have is refused now
 
     @property
     def model(self) -> dict[str, Any]:
@@ -92,58 +85,31 @@ class Broadcast:
         self._anchor.refuse_other(new)
         change = new.distance(self._true)
         mean = change if self._change == 0.0 else MEMORY * self._change + (1 - MEMORY) * change
-        gap = self._gap
-        if self._gaps:
-            gap = MEMORY * gap + (1 - MEMORY) * sum(self._gaps) / len(self._gaps)
-        anchors, anchor, fresh = self._anchors, self._anchor, None
-        if self._last and self._is_due(gap):
-            anchors = [*anchors, Anchor(self.version, self._digest, self._last)]
-            anchor = self._held
-        else:
-            fresh = self._fresh if self._last else None
-        difference = anchor.difference(new)
-        if self._budget is None:
-            payload, decoded = self._encode_at_worth(difference, mean)
-        else:
-            payload, decoded = self._encode_in_budget(difference, self._budget)
-        held = anchor.add(decoded)
-        lost = new.distance(held)
+        due = bool(self._last) and self.left_out > max(TOO_MUCH, HELPS * self._fresh)
+        anchor = self._held if due else self._anchor
+        payload, held = self._encode(anchor, new)
         # Nothing fails from here on
+        if due:
+            self._anchors = self._shorten_chain([*self._anchors, Anchor(self.version, self._last)])
+        self.left_out = new.distance(held) / mean if mean else 0.0
+        if due or not self._last:
+            self._fresh = self.left_out
         self.version += 1
-        self.left_out = lost / mean if mean else 0.0
         self._true, self._anchor, self._held, self._last = new, anchor, held, payload
-        self._digest, self._anchors = hash_model(held.arrays), self._shorten_chain(anchors)
-        self._change, self._gap = mean, gap
-        self._gaps.clear()
-        if fresh is None:
-            self._extra, self._fresh = 0.0, (len(payload), self.left_out)
+        self._change = mean
+        self._digests.append(hash_model(held.arrays))
 
-    def _is_due(self, gap: float) -> bool:
-        """Should what was sent last become an anchor?
-
-        Clients that were away have to be sent it then. With sizes that follow from what is left out, it is worth that
-        once old differences have cost as much; with a fixed size, once too much is left out, if that helps.
-        """
-        if self._budget is None:
-            return self._extra >= (gap - 1.0) * len(self._last)
-        return gap == 1.0 or self.left_out > max(TOO_MUCH, 2 * self._fresh[1])
-
-    def _encode_in_budget(self, difference: list[Tensor], budget: int) -> tuple[bytes, dict[str, Array]]:
-        if budget <= 0:
-            raise BudgetError(budget + OVERHEAD, OVERHEAD + 32, raw_bytes([t.spec for t in difference]))
-        codec = Codec(max_bytes=budget, layout="digest", keep=())
-        return codec.encode_and_decode(difference, self.version, None)
-
-    def _encode_at_worth(self, difference: list[Tensor], change: float) -> tuple[bytes, dict[str, Array]]:
-        """With the step at which a byte is worth what it lowers of what is left out, beside such a change."""
-        weights = [tensor for tensor in difference if tensor.spec.is_float]
-        entries = sum(tensor.spec.size for tensor in weights)
-        peak = max((tensor.peak() for tensor in weights), default=0.0)
-        step = max(STEP * math.sqrt(change / entries), finest_step(peak)) if peak else 1.0
-        return Codec(step=step, layout="digest", keep=()).encode_and_decode(difference, self.version, None)
+    def _encode(self, anchor: Held, new: Held) -> tuple[bytes, Held]:
+        """The difference, and what clients make of it."""
+        difference = anchor.difference(new)
+        if self._budget <= 0:
+            raise BudgetError(self._budget + OVERHEAD, OVERHEAD + 1, raw_bytes(anchor.layout))
+        codec = Codec(max_bytes=self._budget, layout="digest", keep=())
+        payload, change = codec.encode_and_decode(difference, self.version, None)
+        return payload, anchor.add(change)
 
     def _shorten_chain(self, anchors: list[Anchor]) -> list[Anchor]:
-        """Without payloads that nobody is sent, as all bits of the model would be shorter."""
+        """Without payloads that nobody is sent, as all bits of the model take less."""
         most, keep = raw_bytes(self._anchor.layout), 1
         while keep < min(len(anchors), MOST_STEPS) and most > 0:
             most -= len(anchors[-keep].payload)
@@ -154,30 +120,27 @@ class Broadcast:
         """All that a client needs which holds this version. Raises `ValueError` for a version that never was."""
         if held is not None and not 0 <= held <= self.version:
             raise ValueError(f"there is no version {held!r}: the newest is {self.version}")
-        if held is not None and held < self.version:
-            self._gaps.append(self.version - held)
-        self._extra += len(self._last) - self._fresh[0]
-        newest = self.version, self._digest
+        newest = self.version, self._digests[-1]
         if held == self.version:
-            return Message(HELD, held, self._digest, b"", (), *newest, b"").to_bytes()
+            return Message(HELD, held, newest[1], held, b"", (), *newest, b"").to_bytes()
         place = None if held is None else self._find_anchor(held)
-        if place is not None:
-            base = self._anchors[place]
-            message = Message(
-                HELD, base.version, base.digest, b"", self._steps_after(place), *newest, self._last
-            ).to_bytes()
-        elif held is None and self._anchors[0].payload and self._anchors[0].version == 0:
-            message = Message(NOTHING, 0, bytes(8), b"", self._steps_after(-1), *newest, self._last).to_bytes()
+        if held is not None and place is not None:
+            digest, base = self._digests[held], self._anchors[place].version
+            way = Message(HELD, held, digest, base, b"", self._steps_after(place), *newest, self._last)
+        elif held is None and self._anchors[0].version == 0 and self._anchors[0].payload:
+            way = Message(NOTHING, 0, b"", 0, b"", self._steps_after(-1), *newest, self._last)
         else:
-            return self._whole_message()
-        if len(message) > raw_bytes(self._anchor.layout) / 2:  # perhaps
-            message = min(message, self._whole_message(), key=len)
+            return self._write_whole()
+        message = way.to_bytes()
+        if len(message) > raw_bytes(self._anchor.layout) / 2:  # all bits may take less
+            message = min(message, self._write_whole(), key=len)
         return message
 
-    def _whole_message(self) -> bytes:
-        newest, exact = self._anchors[-1], write_exact(self._anchor.arrays)
-        message = Message(EXACT, newest.version, newest.digest, exact, (), self.version, self._digest, self._last)
-        return message.to_bytes()
+    def _write_whole(self) -> bytes:
+        """For who holds nothing that helps: all bits of the newest anchor."""
+        version, exact = self._anchors[-1].version, write_exact(self._anchor.arrays)
+        way = Message(EXACT, version, b"", version, exact, (), self.version, self._digests[-1], self._last)
+        return way.to_bytes()
 
     def _find_anchor(self, held: int) -> int | None:
         """Which anchor a client has that holds this version; None if it is no longer kept."""
@@ -194,28 +157,24 @@ class Broadcast:
         for place, anchor in enumerate(self._anchors):
             state[f"{PAYLOAD}{place}"] = np.frombuffer(anchor.payload, np.uint8)
         state[LAST] = np.frombuffer(self._last, np.uint8)
-        state["digests"] = np.frombuffer(b"".join(anchor.digest for anchor in self._anchors), np.uint8)
-        state["versions"] = np.array([self.version, *(anchor.version for anchor in self._anchors)])
-        state["gaps"] = np.array(self._gaps, np.int64)
-        numbers = self.left_out, self._change, self._gap, self._extra, *self._fresh
-        state["numbers"] = np.array(numbers)
+        state["digests"] = np.frombuffer(b"".join(self._digests), np.uint8)
+        state["anchors"] = np.array([anchor.version for anchor in self._anchors])
+        state["numbers"] = np.array([self.left_out, self._change, self._fresh])
         return state
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Restore what `state_dict` gave, of a server with the same options. Nothing changes if it is no such state."""
         with reading_state("Broadcast"):
             true, anchor = (read_model(state, prefix, self._anchor) for prefix in (TRUE, ANCHOR))
-            version, *versions = state["versions"].tolist()
-            digests = state["digests"].tobytes()
-            payloads = [state[f"{PAYLOAD}{place}"].tobytes() for place in range(len(versions))]
-            anchors = [
-                Anchor(at, digests[8 * place : 8 * place + 8], payloads[place]) for place, at in enumerate(versions)
-            ]
-            last, gaps = state[LAST].tobytes(), state["gaps"].tolist()
-            left_out, change, gap, extra, fresh_bytes, fresh_left = state["numbers"].tolist()
+            joined = state["digests"].tobytes()
+            digests = [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
+            versions = state["anchors"].tolist()
+            anchors = [Anchor(at, state[f"{PAYLOAD}{place}"].tobytes()) for place, at in enumerate(versions)]
+            last = state[LAST].tobytes()
+            left_out, change, fresh = state["numbers"].tolist()
             held = anchor.apply(last) if last else anchor
-        self.version, self.left_out = version, left_out
+            if hash_model(held.arrays) != digests[-1]:
+                raise ValueError("it does not lead to the newest version")
+        self.version, self.left_out, self._change, self._fresh = len(digests) - 1, left_out, change, fresh
         self._true, self._anchor, self._held, self._last = true, anchor, held, last
-        self._anchors, self._digest = anchors, hash_model(held.arrays)
-        self._change, self._gap, self._gaps, self._extra = change, gap, gaps, extra
-        self._fresh = int(fresh_bytes), fresh_left
+        self._anchors, self._digests = anchors, digests

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedfq.report.runs import RunData
 
 TASK_NAMES = f"TASK is one of {', '.join(TASKS)}."  # below the options, where no narrow column cuts them
-CELL_CHARACTERS = 14  # of a table's column
+CELL_CHARACTERS = 12  # of a table's column, behind a space
 
 DEMO = {"task": "digits", "rounds": 30, "local_steps": 10}
 DEMO_METHODS = ["fedavg", "fedfq@32", "fedfq@64", "fedfq@128"]
@@ -65,7 +65,7 @@ def run(
         typer.Option(
             "--unbiased/--no-unbiased",
             help="Noise instead of bias: what is left out is sketched, and clients keep no memory.",
-            show_default="the method's; fedfq: no-unbiased",
+            show_default="the method's; fedfq: unbiased",
         ),
     ] = None,
     error_feedback: Annotated[
@@ -73,7 +73,7 @@ def run(
         typer.Option(
             "--error-feedback/--no-error-feedback",
             help="Send later what was left out.",
-            show_default="the method's; fedfq: error-feedback",
+            show_default="the method's; fedfq: no-error-feedback",
         ),
     ] = None,
     gain: Annotated[
@@ -81,7 +81,7 @@ def run(
         typer.Option(
             "--gain/--no-gain",
             help="Scale up fully what shrank on the way, or not at all.",
-            show_default="the method's; fedfq: norm-gain",
+            show_default="the method's; fedfq: no-gain",
         ),
     ] = None,
     norm_gain: NormGain = False,
@@ -165,6 +165,8 @@ def _name_run(settings: dict[str, Any], execution: Execution) -> tuple[Config, P
     """A new run, and its folder."""
     from fedfq.federation.config import Config
 
+    if execution.engine == "flower":  # which sends all bits of the model
+        settings = {"down_ratio": 1} | settings
     config = Config.make(**settings)
     name = f"{config.task}-{config.label}-{config.seed}".replace(":", "-")
     return config, execution.out or Path("runs") / name
@@ -277,8 +279,8 @@ def summarise(runs: list[RunData], target: float | None, width: int) -> list[str
     """A heading and one line per run, of the same width in every call, so that a table can grow line by line."""
     from fedfq.report.runs import summary_rows
 
-    columns = ["accuracy", "uplink MB", "ratio", "claimed", "downlink MB"]
-    columns += [f"MB to {target:.0%}"] if target is not None else []
+    columns = ["accuracy", "up MB", "ratio", "claimed", "down MB", "total MB", "ratio"]
+    columns += [f"up to {target:.0%}", f"total to {target:.0%}"] if target is not None else []
     lines = ["method".ljust(width) + _align(columns)]
     for row in summary_rows(runs, target):
         cells = [
@@ -287,16 +289,18 @@ def summarise(runs: list[RunData], target: float | None, width: int) -> list[str
             _format(row["wire_ratio"], "{:,.1f}x"),
             _format(row["claimed_ratio"], "{:,.1f}x"),
             f"{row['downlink_bytes'] / 1e6:,.2f}",
+            f"{row['total_bytes'] / 1e6:,.2f}",
+            _format(row["total_ratio"], "{:,.1f}x"),
         ]
         if target is not None:
-            reached = row["bytes_to_target"]
-            cells.append("never" if reached is None else f"{reached / 1e6:,.2f}")
+            reached = row["bytes_to_target"], row["total_bytes_to_target"]
+            cells += ["never" if size is None else f"{size / 1e6:,.2f}" for size in reached]
         lines.append(row["run"].ljust(width) + _align(cells))
     return lines
 
 
 def _align(cells: list[str]) -> str:
-    return "".join(cell.rjust(CELL_CHARACTERS) for cell in cells)
+    return "".join(" " + cell.rjust(CELL_CHARACTERS) for cell in cells)
 
 
 def _format(value: float | None, form: str) -> str:

@@ -78,6 +78,18 @@ class Training:
     batch_size: Annotated[int | None, option("Examples in a step.", OF_TASK)] = None
     lr: Annotated[float | None, option("Learning rate of the first round.", OF_TASK)] = None
     lr_decay: Annotated[float | None, option("Factor of the learning rate, every round.", OF_TASK)] = None
+    down_ratio: Annotated[
+        str | None,
+        option(
+            "float32 bytes / bytes of the model on its way down; auto: 128, but 4 KB; own: as the method; 1: all bits.",
+            "the method's; fedfq: auto, stc: own, others: 1",
+            metavar="RATIO",
+        ),
+    ] = None
+    initial_ratio: Annotated[
+        float | None,
+        option("The initial model is sent, so many times smaller.", "clients make it themselves"),
+    ] = None
     weighting: Annotated[str | None, option("Clients count by their 'samples', or alike ('mean').", "samples")] = None
     precision: Annotated[
         str | None, option("Of what clients' layers compute: float32, or bfloat16, twice as fast.", "float32")

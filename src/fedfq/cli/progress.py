@@ -63,32 +63,35 @@ class _Totals:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._uplink = 0
-        self._accepted = 0
-        self._raw = 0  # bytes of one update as float32: in the first round every client was sent the model, once
+        self._uplink = self._downlink = 0
+        self._accepted = self._asked = 0
+        self._raw = 0  # bytes of one update as float32
         self._accuracy = ""
 
     def add(self, line: dict[str, Any]) -> None:
         from fedfq.federation.folder import Folder
 
         if not self._raw:
-            earlier = Folder(self._folder).rounds()[: line["round"] - 1]
-            first = [*earlier, line][0]
-            self._raw = first["downlink_bytes"] // len(first["clients"])
-            for each in earlier:
+            folder = Folder(self._folder)
+            self._raw = folder.raw_bytes
+            for each in folder.rounds()[: line["round"] - 1]:
                 self._add(each)
         self._add(line)
 
     def _add(self, line: dict[str, Any]) -> None:
         self._uplink += line["uplink_bytes"]
+        self._downlink += line["downlink_bytes"]
+        self._asked += len(line["clients"])
         self._accepted += len(line["clients"]) - len(line["rejected"])
         if line["accuracy"] is not None:
             self._accuracy = f"{line['accuracy']:.1%}"
 
     @property
     def status(self) -> str:
-        ratio = self._raw * self._accepted / max(self._uplink, 1)
-        return f"{self._accuracy}  {self._uplink / 1e6:,.2f} MB up ({ratio:,.0f}x)"
+        up = self._raw * self._accepted / max(self._uplink, 1)
+        down = self._raw * self._asked / max(self._downlink, 1)
+        sizes = f"{self._uplink / 1e6:,.2f} MB up ({up:,.0f}x), {self._downlink / 1e6:,.2f} MB down ({down:,.0f}x)"
+        return f"{self._accuracy}  {sizes}"
 
 
 # Updates that are refused

@@ -3,6 +3,7 @@
     state.json                  the round; checksums and sizes of all that belongs to it; a digest of the configuration
     model-ROUND.safetensors     the global model
     server-ROUND.safetensors    what the method's server keeps
+    downlink-ROUND.safetensors  what the way down keeps
     memory/                     what its clients keep
 
 The files have the round in their names and `state.json` is replaced last: at any moment there is one whole checkpoint,
@@ -25,7 +26,7 @@ from fedfq.methods import State
 from fedfq.types import Array
 
 LEDGERS = ("rounds.jsonl", "timings.jsonl")
-TENSORS = ("model", "server")
+TENSORS = ("model", "server", "downlink")
 BROKEN = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # what JSON of another form raises
 
 
@@ -35,8 +36,9 @@ class Checkpoint(NamedTuple):
     round: int
     theta: Mapping[str, Array]
     server: State
+    downlink: State
     memories: Mapping[int, Written]  # by client
-    settled: frozenset[int]  # clients that need not be sent the initial model
+    held: Mapping[int, int]  # the version of the model that a client holds
     sample: bytes | None = None  # the last payload that was accepted since the run began or went on
 
 
@@ -48,7 +50,7 @@ class Described(NamedTuple):
     sizes: dict[str, int]  # of the ledgers, in bytes
     checksums: dict[str, int]  # of the ledgers, up to there, and of the files of tensors
     memories: dict[int, Written]
-    settled: frozenset[int]
+    held: dict[int, int]  # by client
 
 
 class Checkpoints:
@@ -69,6 +71,7 @@ class Checkpoints:
         files = {what: self._file(what, checkpoint.round) for what in TENSORS}
         write_tensors(files["model"], checkpoint.theta)
         write_tensors(files["server"], checkpoint.server)
+        write_tensors(files["downlink"], checkpoint.downlink)
         covered = {name: self.run / name for name in LEDGERS} | files
         described = {
             "round": checkpoint.round,
@@ -76,7 +79,7 @@ class Checkpoints:
             "sizes": {name: (self.run / name).stat().st_size for name in LEDGERS},
             "checksums": {name: checksum(path) for name, path in covered.items()},
             "memories": {str(client): list(written) for client, written in checkpoint.memories.items()},
-            "settled": sorted(checkpoint.settled),
+            "held": {str(client): version for client, version in checkpoint.held.items()},
         }
         write_bytes(self.state, json.dumps(described).encode())
         for path in self.folder.glob("*.safetensors"):
@@ -99,8 +102,8 @@ class Checkpoints:
         self.memories.keep_only(found.memories)
         for part in self.folder.rglob(".fedfq-*.part"):  # of files that a kill left unfinished
             part.unlink()
-        theta, server = (read_tensors(self._file(what, found.round)) for what in TENSORS)
-        return Checkpoint(found.round, theta, server, found.memories, found.settled)
+        theta, server, downlink = (read_tensors(self._file(what, found.round)) for what in TENSORS)
+        return Checkpoint(found.round, theta, server, downlink, found.memories, found.held)
 
     def _refuse_damaged(self, found: Described, rounds: int) -> None:
         for path in (self.run / name for name in LEDGERS):
@@ -154,7 +157,7 @@ def _check_description(found: Any) -> Described:
             _whole(int(client)): Written(_whole(round_), _whole(value))
             for client, (round_, value) in found["memories"].items()
         },
-        settled=frozenset(map(_whole, found["settled"])),
+        held={_whole(int(client)): _whole(version) for client, version in found["held"].items()},
     )
 
 

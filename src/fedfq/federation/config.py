@@ -6,12 +6,16 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, Literal
 
 from fedfq import methods, tasks
+from fedfq.codec.ratio import check_ratio
 from fedfq.federation.client import LocalTraining
+from fedfq.federation.downlink import AUTO, OWN, Ratio
 from fedfq.hints import nearest
 from fedfq.tasks import splits
 
@@ -35,6 +39,8 @@ class Config:
     batch_size: int
     lr: float
     lr_decay: float
+    down_ratio: Ratio = 1  # of the model on its way down; 1: all bits; the method's, if none is given
+    initial_ratio: float | None = None  # of the initial model, if clients do not make it themselves
     weighting: Literal["samples", "mean"] = "samples"
     precision: Literal["float32", "bfloat16"] = "float32"  # of what clients' layers compute
     seed: int = 0
@@ -55,6 +61,7 @@ class Config:
         options = {option: getattr(made, option) for option in methods.options_of(name)}
         if "local_steps" in given and "local_epochs" in given:
             raise ValueError("give local_steps or local_epochs, not both")
+        given["down_ratio"] = _read_ratio(given.get("down_ratio", made.down_ratio))
         values = asdict(task.defaults) | {"local_epochs": None}
         if "local_epochs" in given:
             values["local_steps"] = None
@@ -82,6 +89,14 @@ class Config:
             raise ValueError(f"weighting must be 'samples' or 'mean', got {self.weighting!r}")
         if self.precision not in ("float32", "bfloat16"):
             raise ValueError(f"precision must be 'float32' or 'bfloat16', got {self.precision!r}")
+        if self.down_ratio == OWN and self.make_method().down_ratio != OWN:
+            raise ValueError(f"down_ratio={OWN!r} goes with methods whose paper has a way down of its own, as stc")
+        if self.down_ratio not in (AUTO, OWN):
+            _check_ratio("down_ratio", self.down_ratio)
+        if self.initial_ratio is not None:
+            _check_ratio("initial_ratio", self.initial_ratio)
+            if self.down_ratio in (1, OWN):
+                raise ValueError(f"initial_ratio does not go with a down_ratio of {self.down_ratio}")
         splits.parse(self.split)
         self.make_method()
 
@@ -103,16 +118,17 @@ class Config:
     def label(self) -> str:
         """The method and its options in short, as `methods.parse` reads them."""
         defaults = methods.options_of(self.method)
-        said = {name: value for name, value in self.options.items() if defaults[name] is not None}
-        implied = methods.make(self.method, **said)  # what follows from these options is not said
-        shown = {
-            name: value
-            for name, value in self.options.items()
-            if value != (getattr(implied, name) if defaults[name] is None else defaults[name]) and name != "ratio"
-        }
+        options = {name: value for name, value in self.options.items() if name != "ratio"}
+        shown = {name: value for name, value in options.items() if None is not defaults[name] != value}
+        open_ = [name for name in options if defaults[name] is None]
+        for chosen in chain.from_iterable(combinations(open_, count) for count in range(len(open_) + 1)):
+            said = shown | {name: options[name] for name in chosen}
+            implied = methods.make(self.method, **said)  # what follows from the fewest options is not said
+            if all(getattr(implied, name) == value for name, value in options.items()):
+                break
         ratio = self.options.get("ratio")
         at = "" if ratio is None else f"@{ratio:g}" if float(f"{ratio:g}") == ratio else f"@{ratio}"
-        return self.method + at + "".join(f":{name}={methods.written(value)}" for name, value in shown.items())
+        return self.method + at + "".join(f":{name}={methods.written(value)}" for name, value in said.items())
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -152,6 +168,21 @@ def from_json(found: Mapping[str, Any]) -> Config:
 def _at_least(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
+
+
+def _read_ratio(value: Any) -> Any:
+    """A ratio that may have been given as text."""
+    if isinstance(value, str) and value not in (AUTO, OWN):
+        with suppress(ValueError):
+            return float(value)
+        raise ValueError(f"down_ratio must be a number, {AUTO!r} or {OWN!r}, got {value!r}")
+    return value
+
+
+def _check_ratio(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    check_ratio(value, name)
 
 
 def _canonical(value: Any) -> Any:

@@ -37,6 +37,8 @@ except ImportError:  # not on Windows
 
 import fedfq
 from fedfq import tasks
+from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.tensors import specs
 from fedfq.federation.checkpoint import LEDGERS, Checkpoint, Checkpoints, naming
 from fedfq.federation.config import Config, from_json
 from fedfq.files import write_bytes, write_tensors
@@ -45,7 +47,7 @@ from fedfq.types import Array
 # All that a run, or `fedfq report` on it, leaves behind: what `--overwrite` may delete.
 OURS = re.compile(
     r"run\.json|rounds\.jsonl|timings\.jsonl|model\.safetensors|sample\.fedfq|report\.html"
-    r"|checkpoint(/state\.json|/(model|server)-\d+\.safetensors|/memory(/\d+-\d+\.safetensors)?)?"
+    r"|checkpoint(/state\.json|/(model|server|downlink)-\d+\.safetensors|/memory(/\d+-\d+\.safetensors)?)?"
     r"|(.*/)?\.fedfq-[0-9a-f]+\.part"
 )
 
@@ -104,10 +106,10 @@ class Folder:
                     for folder in made:
                         folder.rmdir()
 
-    def begin(self, config: Config, **engine: str) -> None:
+    def begin(self, config: Config, model: Mapping[str, Array], **engine: str) -> None:
         """`engine` names what the run depends on besides the inline engine's libraries."""
         self.path.mkdir(parents=True, exist_ok=True)
-        described = {"config": asdict(config), **environment(), **engine}
+        described = {"config": asdict(config), "raw_bytes": raw_bytes(specs(model)), **environment(), **engine}
         write_bytes(self.path / "run.json", json.dumps(described, indent=1).encode())
 
     @property
@@ -121,6 +123,11 @@ class Folder:
             config = from_json(described["config"])
             tasks.get(config.task)
         return config
+
+    @property
+    def raw_bytes(self) -> int:
+        """What one update of the run's model takes as float32."""
+        return int(self._read_description()["raw_bytes"])
 
     def _read_description(self) -> dict[str, Any]:
         if not self.holds_run:

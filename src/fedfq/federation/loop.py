@@ -22,10 +22,10 @@ from fedfq.codec.errors import PayloadError
 from fedfq.federation.checkpoint import Checkpoint, naming
 from fedfq.federation.clients import SAMPLING, Answer, Clients, Job, random
 from fedfq.federation.config import Config
-from fedfq.federation.downlink import models_sent
+from fedfq.federation.downlink import OWN, BroadcastDownlink, Downlink, OwnDownlink
 from fedfq.federation.folder import Folder
 from fedfq.federation.memory import Written
-from fedfq.methods import Order, RoundContext
+from fedfq.methods import Method, Order, RoundContext
 from fedfq.signals import ending_by_signal, postponed
 from fedfq.types import Array
 
@@ -35,7 +35,7 @@ Watch = Callable[[dict[str, Any], dict[str, float]], None]
 class Result(NamedTuple):
     """A finished run: the model, and its ledger."""
 
-    theta: dict[str, Array]
+    theta: Mapping[str, Array]
     rounds: list[dict[str, Any]]
 
 
@@ -74,7 +74,7 @@ def _run(
         federation = Federation(config, clients)
         if not resume:
             folder.clear()
-            folder.begin(config, **({"device": device} if device != "cpu" else {}))
+            folder.begin(config, federation.theta, **({"device": device} if device != "cpu" else {}))
         if (checkpoint := folder.restore()) is not None:
             with naming(folder.checkpoints.folder, "a checkpoint of this run"):
                 federation.load(checkpoint)
@@ -111,15 +111,17 @@ class Federation:
     def __init__(self, config: Config, clients: Clients) -> None:
         self.config = config
         self.clients = clients
-        self.theta = {name: value.copy() for name, value in clients.initial.items()}
         method = config.make_method()
+        self.downlink = make_downlink(config, method, {name: value.copy() for name, value in clients.initial.items()})
+        for name, value in self.downlink.initial.items():
+            clients.initial[name][...] = value
+        self.theta: Mapping[str, Array] = self.downlink.initial  # w
         nothing = {name: np.zeros_like(value) for name, value in self.theta.items()}
         # A budget too small for any update is refused before one is trained.
         method.encode(nothing, {}, Order(RoundContext(), client=0, seed=0))
         self.method = method
         self.server = method.server(self.theta)
         self.memories: dict[int, Written] = {}
-        self.settled: set[int] = set()  # clients that have the initial model
         self.round = 0
         self.sample: bytes | None = None  # the last payload that was accepted
 
@@ -127,11 +129,12 @@ class Federation:
         """One round: its line of the ledger, and its seconds."""
         config, began, number = self.config, time.perf_counter(), self.round + 1
         chosen = sample(config, number)
-        self.server.open_round(self.method.open_round(number, self.theta, self.clients.initial))
+        downlink = self.downlink
+        self.server.open_round(self.method.open_round(number, downlink.model, downlink.initial))
         announced = self.server.announce({client: self._weight(client) for client in chosen})
-        downlink = self._downlink_bytes(chosen, announced)
+        sent = sum(downlink.send(chosen).values()) + sum(map(len, announced.values()))
         jobs = [Job(number, client, announced.get(client, b""), self._find_memory_round(client)) for client in chosen]
-        self.clients.publish(self.theta)
+        self.clients.publish(downlink.model)
         answers, rejected, decode_s = [], [], 0.0
         for answer in self.clients.train(jobs):
             start = time.perf_counter()
@@ -144,14 +147,16 @@ class Federation:
         theta = {name: value.copy() for name, value in self.theta.items()}  # a checkpoint may hold the old one
         for name, change in self.server.finish(loss).items():
             theta[name] += change
+        downlink.advance(theta)
         aggregated = time.perf_counter()
         line = {
             "round": number,
             **self._evaluate(number, theta),
+            **downlink.describe(),
             "train_loss": loss if np.isfinite(loss) else None,
             "clients": chosen,
             "uplink_bytes": sum(len(answer.payload or b"") for answer in answers),
-            "downlink_bytes": downlink,
+            "downlink_bytes": sent,
             "claimed_bits": sum(answer.claimed_bits for answer in answers),
             "rejected": rejected,
         }
@@ -172,11 +177,6 @@ class Federation:
     def _find_memory_round(self, client: int) -> int | None:
         return self.memories[client].round if client in self.memories else None
 
-    def _downlink_bytes(self, chosen: list[int], announced: Mapping[int, bytes]) -> int:
-        moved = self.method.uses_initial and not _same(self.theta, self.clients.initial)
-        models = sum(models_sent(chosen, self.settled, moved).values())
-        return models * sum(value.nbytes for value in self.theta.values()) + sum(map(len, announced.values()))
-
     def _weight(self, client: int) -> float:
         return float(len(self.clients.worker.shards[client])) if self.config.weighting == "samples" else 1.0
 
@@ -188,11 +188,11 @@ class Federation:
             self.server.receive(answer.client, answer.payload, self._weight(answer.client))
         except PayloadError as error:
             if error.reason == "basis":  # perhaps it has another initial model
-                self.settled.discard(answer.client)
+                self.downlink.forget(answer.client)
             return f"{error.reason}: {error}"
         if answer.memory is not None:
             self.memories[answer.client] = answer.memory
-        self.settled.add(answer.client)
+        self.downlink.settle(answer.client)
         self.sample = answer.payload if answer.payload is not None else self.sample
         return None
 
@@ -201,12 +201,17 @@ class Federation:
             return {"accuracy": None, "loss": None}
         self.clients.publish(theta)
         accuracy, loss = self.clients.evaluate()
-        return {"accuracy": accuracy, "loss": loss if np.isfinite(loss) else None}
+        line = {"accuracy": accuracy, "loss": loss if np.isfinite(loss) else None}
+        if self.downlink.model is not theta:
+            self.clients.publish(self.downlink.model)
+            line["held_accuracy"], _ = self.clients.evaluate()
+        return line
 
     def checkpoint(self) -> Checkpoint:
         """The state after the last round; later rounds do not change it."""
-        memories, settled = dict(self.memories), frozenset(self.settled)
-        return Checkpoint(self.round, self.theta, self.server.state_dict(), memories, settled, self.sample)
+        memories, held = dict(self.memories), dict(self.downlink.held)
+        states = self.server.state_dict(), self.downlink.state_dict()
+        return Checkpoint(self.round, self.theta, *states, memories, held, self.sample)
 
     def load(self, checkpoint: Checkpoint) -> None:
         if _layout(checkpoint.theta) != _layout(self.theta):
@@ -214,19 +219,24 @@ class Federation:
         self.round = checkpoint.round
         self.theta = {name: checkpoint.theta[name] for name in self.theta}
         self.memories = dict(checkpoint.memories)
-        self.settled = set(checkpoint.settled)
         self.server.load_state_dict(checkpoint.server)
+        self.downlink.load_state_dict(checkpoint.downlink, self.theta)
+        self.downlink.held = dict(checkpoint.held)
+
+
+def make_downlink(config: Config, method: Method, initial: Mapping[str, Array]) -> Downlink:
+    """The way down of a run whose initial model is this."""
+    if config.down_ratio == 1:
+        return Downlink(initial, method.uses_initial)
+    if config.down_ratio == OWN:
+        return OwnDownlink(initial, method)
+    return BroadcastDownlink(initial, config.down_ratio, config.initial_ratio)
 
 
 def sample(config: Config, round_: int) -> list[int]:
     """W: clients of a round, all equally likely."""
     rng = random(config, SAMPLING, round_)
     return sorted(rng.choice(config.clients, config.per_round, replace=False).tolist())
-
-
-def _same(model: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    """Whether two models have the same bits."""
-    return all(value.tobytes() == other[name].tobytes() for name, value in model.items())
 
 
 def _layout(model: Mapping[str, Array]) -> dict[str, Any]:

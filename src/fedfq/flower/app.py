@@ -46,7 +46,9 @@ RETRY_PAUSE_S = 1.0  # before nodes are asked again
 def configuration(run_config: Mapping[str, Any]) -> Config:
     """The keys of `fedfq run` in a Flower app's configuration; an empty text means not given."""
     given = {key.replace("-", "_"): value for key, value in run_config.items() if key not in PATHS and value != ""}
-    config = Config.make(**given)
+    config = Config.make(**({"down_ratio": 1} | given))
+    if config.down_ratio != 1:
+        raise ValueError("down_ratio must be 1 on Flower: the model is sent there as Flower sends it")
     if config.method not in METHODS:
         raise ValueError(f"method {config.method!r} does not run on Flower; {' and '.join(METHODS)} do")
     return config
@@ -56,7 +58,7 @@ def run_config(config: Config) -> dict[str, Any]:
     """The inverse of `configuration`."""
     keys = [
         *("task", "split", "rounds", "clients", "per_round", "local_steps", "local_epochs", "batch_size"),
-        *("lr", "lr_decay", "weighting", "precision", "seed", "eval_every"),
+        *("lr", "lr_decay", "down_ratio", "initial_ratio", "weighting", "precision", "seed", "eval_every"),
     ]
     found = {key.replace("_", "-"): getattr(config, key) for key in keys if getattr(config, key) is not None}
     return found | {"method": config.label}
@@ -134,7 +136,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = Folder(Path(str(context.run_config["out"])))
     folder.refuse_if_taken()
     nodes = find_clients(grid, config.clients)
-    folder.begin(config, engine="flower", flwr=version("flwr"))
+    folder.begin(config, state(model), engine="flower", flwr=version("flwr"))
     ledger = RunLedger(config, folder, task, data, model, make_strategy(config, nodes), nodes)
     initial = record(state(model))
     arrays = initial

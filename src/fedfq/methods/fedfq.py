@@ -42,8 +42,11 @@ class FedFQ(Method):
         Basis,
         "directions in which the model has moved; low-rank factors where they pay; or entries as they are",
     ] = "shared"
-    unbiased: Annotated[bool, "sketch what is left out: noise instead of bias, without memory and gain"] = False
     error_feedback: Annotated[bool | None, f"{ERROR_FEEDBACK}; true unless unbiased"] = None
+    unbiased: Annotated[
+        bool | None,
+        "sketch what is left out: noise instead of bias, without memory and gain; true unless one of these is given",
+    ] = None
     gain: Annotated[
         Gain | bool | None,
         "scale up what shrank on the way: not at all, to the update's norm, or fully; norm unless unbiased",
@@ -52,16 +55,18 @@ class FedFQ(Method):
     summary: ClassVar[str] = "our default: one step for all that is sent, in directions in which the model has moved"
     paper: ClassVar[str] = "this project (FedFQ with real-valued widths)"
     claims: ClassVar[str] = "what the payload takes"
-    client_memory: ClassVar[str] = "one model, with error feedback"
+    client_memory: ClassVar[str] = "none; one model, with error feedback"
+    down_ratio: ClassVar[float | Literal["auto", "own"]] = "auto"
 
     def __post_init__(self) -> None:
         session = self._session  # refuses options that do not fit
+        object.__setattr__(self, "unbiased", session.is_unbiased)
         object.__setattr__(self, "error_feedback", session.has_memory)
         object.__setattr__(self, "gain", session.codec_gain)
 
     @property
     def is_unbiased(self) -> bool:
-        return self.unbiased
+        return bool(self.unbiased)
 
     @property
     def _session(self) -> ClientSession:

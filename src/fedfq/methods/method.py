@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,9 @@ class Method(ABC):
     claims: ClassVar[str]  # the cost as the paper counts it, in words
     client_memory: ClassVar[str] = "none"
     server_memory: ClassVar[str] = "none"
+    down_ratio: ClassVar[float | Literal["auto", "own"]] = (
+        1  # of the model on its way to clients, unless a run says otherwise
+    )
 
     @property
     def is_unbiased(self) -> bool:

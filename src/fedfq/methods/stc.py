@@ -13,7 +13,7 @@ downloads alike and has clients catch up on what they missed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -39,6 +39,7 @@ class STC(Method):
     paper: ClassVar[str] = "STC (Sattler et al. 2019)"
     claims: ClassVar[str] = "Golomb bits and a sign per entry sent, 32 bits per tensor"
     client_memory: ClassVar[str] = "one model, with error feedback"
+    down_ratio: ClassVar[float | Literal["auto", "own"]] = "own"
 
     def __post_init__(self) -> None:
         if self.ratio is not None:

@@ -1,4 +1,7 @@
-"""Accuracy over rounds and over uplink bytes as SVG and PDF, for papers. The same runs give the same files."""
+"""Accuracy over rounds, over uplink bytes and over bytes both ways, as SVG and PDF, for papers.
+
+The same runs give the same files.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatt
 from fedfq.report.runs import RunData, settings
 from fedfq.report.styles import Style, styles
 
+FIGURES = {"accuracy-rounds": "round", "accuracy-bytes": "uplink_bytes", "accuracy-total": "total_bytes"}
+AXES = {"round": "round", "uplink_bytes": "uploaded by all clients", "total_bytes": "sent up and down, all clients"}
 PANEL = (3.4, 2.5)  # inches: the width of a column
 MARKERS_PER_CURVE = 8  # about
 
@@ -26,10 +31,10 @@ UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDa
 
 
 def write_figures(runs: Sequence[RunData], folder: Path) -> list[Path]:
-    """accuracy-rounds and accuracy-bytes, each as .svg and .pdf, with a panel for every setting."""
+    """accuracy-rounds, accuracy-bytes and accuracy-total, each as .svg and .pdf, with a panel for every setting."""
     written = []
     with matplotlib.rc_context(RC):
-        for name, field in (("accuracy-rounds", "round"), ("accuracy-bytes", "uplink_bytes")):
+        for name, field in FIGURES.items():
             written += save(_figure(runs, field), folder / name)
     return written
 
@@ -92,11 +97,10 @@ def _axes(axes: Any, field: str) -> None:
     axes.set_ylabel("test accuracy")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3, linewidth=0.5)
+    axes.set_xlabel(AXES[field])
     if field == "round":
-        axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
-        axes.set_xlabel("uploaded by all clients")
         axes.set_xscale("log")
         low, high = axes.get_xlim()
         narrow = max(1.0, math.sqrt(10 * low / high))  # a decade at least, or there might be no tick in it

@@ -6,6 +6,7 @@ const MARGIN = { left: 52, right: 16, top: 10, bottom: 46 };
 const MARKERS = 12; // on a curve, about
 const REACH = 40; // pixels from the pointer within which a point is shown
 const ARROW = 8; // pixels by which a table's last header may stand out
+const AXES = { round: "round", uplink: "uploaded by all clients", total: "sent up and down, all clients" };
 
 // Numbers
 
@@ -61,7 +62,7 @@ function scales(points, key, target, width, height) {
   const pad = 0.04 * Math.max(0.02, best - worst);
   const [bottom, top] = [Math.max(0, worst - pad), Math.min(1, best + pad)];
   let [low, high] = extent(points.map((point) => point[key]));
-  const log = key === "bytes";
+  const log = key !== "round";
   if (log && high < 10 * low) {
     const middle = Math.sqrt(low * high); // a decade at least, or there might be no tick in it
     [low, high] = [middle / Math.sqrt(10), middle * Math.sqrt(10)];
@@ -90,9 +91,9 @@ function drawAxes(svg, place, key, target, width, height) {
     const x = place.x(tick);
     element("line", { x1: x, x2: x, y1: MARGIN.top, y2: base, class: "grid" }, svg);
     const anchor = x > right - 15 ? "end" : "middle";
-    label(svg, anchor === "end" ? right + 8 : x, base + 20, key === "bytes" ? shortBytes(tick) : whole(tick), anchor);
+    label(svg, anchor === "end" ? right + 8 : x, base + 20, key === "round" ? whole(tick) : shortBytes(tick), anchor);
   }
-  label(svg, (left + right) / 2, height - 5, key === "bytes" ? "uploaded by all clients" : "round", "middle");
+  label(svg, (left + right) / 2, height - 5, AXES[key], "middle");
   if (target !== null) {
     element("line", { x1: left, x2: right, y1: place.y(target), y2: place.y(target), class: "target" }, svg);
   }
@@ -204,12 +205,12 @@ class Chart {
     if (!spot) return;
     this.ring.setAttribute("cx", spot.x);
     this.ring.setAttribute("cy", spot.y);
-    const { round, accuracy, loss, bytes } = spot.point;
+    const { round, accuracy, loss, uplink, total } = spot.point;
     const name = document.createElement("strong");
     name.textContent = spot.run.label;
     const lines = [`round ${whole(round)}`, `accuracy ${percent(accuracy, 3)}`];
     if (loss !== null) lines.push(`loss ${+loss.toPrecision(5)}`);
-    lines.push(`${whole(bytes)} bytes uploaded`);
+    lines.push(`${whole(uplink)} bytes up`, `${whole(total)} up and down`);
     this.tip.replaceChildren(name, ...lines.flatMap((line) => [line, document.createElement("br")]));
     this.place(spot);
   }

@@ -26,6 +26,11 @@ from fedfq.report.markup import TableCell, text
 from fedfq.report.runs import LAST_EVALUATIONS, RunData, read_runs, settings, summary_rows
 from fedfq.report.styles import MARKER_PATHS, Style, styles
 
+CHARTS = (
+    ("round", "Accuracy over rounds"),
+    ("uplink", "Accuracy over uploaded bytes"),
+    ("total", "Accuracy over bytes up and down"),
+)
 MOST_REJECTED = 200  # rows shown
 VERSIONS = ("fedfq", "python", "numpy", "torch", "flwr")  # of what a run says of its surroundings
 
@@ -110,7 +115,10 @@ def _data(drawn: Sequence[Curves]) -> str:
             "marker": MARKER_PATHS[look.marker],
             "hollow": look.hollow,
             "points": [
-                {"round": point.round, "accuracy": point.accuracy, "loss": point.loss, "bytes": point.uplink_bytes}
+                {
+                    **{"round": point.round, "accuracy": point.accuracy, "loss": point.loss},
+                    **{"uplink": point.uplink_bytes, "total": point.total_bytes},
+                }
                 for point in run.points
             ],
         }
@@ -199,7 +207,7 @@ def charts(place: int, curves: Curves) -> str:
     figures = "".join(
         f'<figure data-x="{key}" data-label="{title}, {text(curves.title)}. Arrow keys walk along the curves.">'
         f"<figcaption>{title}</figcaption></figure>"
-        for key, title in (("round", "Accuracy over rounds"), ("bytes", "Accuracy over bytes"))
+        for key, title in CHARTS
     )
     return "\n".join(
         [
@@ -217,11 +225,13 @@ def charts(place: int, curves: Curves) -> str:
 
 
 def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str:
-    accuracies = (f"accuracy_last_{LAST_EVALUATIONS}", "accuracy", "best_accuracy")
-    numbers = [f"Accuracy, last {LAST_EVALUATIONS}", "final", "best"]
-    numbers += ["Uplink", "Uplink per client", "Wire ratio", "Claimed ratio"]
-    numbers += [f"Uplink to {100 * target:.4g}%", f"per client to {100 * target:.4g}%"] if target is not None else []
-    numbers += ["Downlink", "Rejected", "Rounds"]
+    accuracies = (f"accuracy_last_{LAST_EVALUATIONS}", "accuracy", "best_accuracy", "held_accuracy")
+    numbers = [f"Accuracy, last {LAST_EVALUATIONS}", "final", "best", "held"]
+    numbers += ["Uplink", "Uplink per client", "Wire ratio", "Claimed ratio", "Downlink", "Total", "Total ratio"]
+    if target is not None:
+        goal = f"{100 * target:.4g}%"
+        numbers += [f"Uplink to {goal}", f"per client to {goal}", f"Total to {goal}"]
+    numbers += ["Rejected", "Rounds"]
     rows = []
     for run, row in zip(runs, summary_rows(runs, target)):
         rounds = f"{row['rounds']:,}" + ("" if run.finished else f" of {run.config.rounds:,}")
@@ -232,8 +242,10 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
                 *_all_and_one(run, row["uplink_bytes"]),
                 markup.times(row["wire_ratio"]),
                 markup.times(row["claimed_ratio"]),
-                *(_all_and_one(run, row["bytes_to_target"]) if target is not None else []),
                 markup.in_bytes(row["downlink_bytes"]),
+                markup.in_bytes(row["total_bytes"]),
+                markup.times(row["total_ratio"]),
+                *(_to_target(run, row) if target is not None else []),
                 markup.count(row["rejected"]),
                 TableCell(rounds, row["rounds"]),
             ]
@@ -244,22 +256,29 @@ def _summary(runs: Sequence[RunData], names: Names, target: float | None) -> str
 
 
 MEANING = f"""<dl>
-<dt>Accuracy</dt><dd>on the test examples: the mean of the last {LAST_EVALUATIONS} evaluations, the last one, the best
-one</dd>
+<dt>Accuracy</dt><dd>of the server's model on the test examples: the mean of the last {LAST_EVALUATIONS} evaluations,
+the last one, the best one; held: of the model that clients hold, where that is another one, the mean</dd>
 <dt>Uplink</dt><dd>the length of every payload that any client sent, refused ones included</dd>
 <dt>per client</dt><dd>the uplink over the clients of a round: one client that takes part in every round, as Table 2 of
 the paper counts</dd>
 <dt>Wire ratio</dt><dd>what the answers that the server took would be as float32 (4 bytes per parameter), over the
 uplink; a client that had nothing new to say counts as an answer, one that was refused does not</dd>
 <dt>Claimed ratio</dt><dd>the same over what the method's own paper would count</dd>
-<dt>Uplink to</dt><dd>until the first evaluation that reaches the target, if one does</dd>
-<dt>Downlink</dt><dd>the model to every client of every round, and what the method announces</dd>
+<dt>Downlink</dt><dd>the model to every client of every round, with first contacts, and what the method announces</dd>
+<dt>Total</dt><dd>uplink and downlink</dd>
+<dt>Total ratio</dt><dd>what the answers that the server took and one model for every client of every round would be as
+float32, over the total</dd>
+<dt>to a target</dt><dd>until the first evaluation that reaches it, if one does</dd>
 </dl>"""
 
 
 def _all_and_one(run: RunData, uplink: int | None) -> list[TableCell]:
     """Of all clients, and of one that takes part in every round."""
     return [markup.in_bytes(uplink), markup.in_bytes(None if uplink is None else uplink / run.config.per_round)]
+
+
+def _to_target(run: RunData, row: dict[str, Any]) -> list[TableCell]:
+    return [*_all_and_one(run, row["bytes_to_target"]), markup.in_bytes(row["total_bytes_to_target"])]
 
 
 def _show_rejected(runs: Sequence[RunData], names: Names) -> str:

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import fedfq
-from fedfq.codec.format.layout import raw_bytes
-from fedfq.codec.tensors import specs
 from fedfq.federation.config import Config, from_json
 from fedfq.files import read_tensors
 
@@ -43,16 +41,19 @@ class RecordedRound(NamedTuple):
     uplink_bytes: int
     downlink_bytes: int
     claimed_bits: float
+    held_accuracy: float | None  # of the model that clients hold, where it is not the server's
+    left_out: float | None  # of the server's model, in what clients hold: energy over that of a round's change
     rejected: tuple[Rejected, ...]
 
 
 class Point(NamedTuple):
-    """An evaluation, and all that was uploaded until then."""
+    """An evaluation, and all that was sent until then."""
 
     round: int
     accuracy: float
     loss: float | None
     uplink_bytes: int
+    total_bytes: int  # up and down
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class RunData:
     environment: dict[str, Any]
     rounds: tuple[RecordedRound, ...]
     timings: tuple[dict[str, float], ...]
-    raw_bytes: int | None  # None: no round was finished
+    raw_bytes: int
     sample: fedfq.Report | None  # of the last payload that was accepted, where it is one of fedfq
 
     @property
@@ -79,11 +80,12 @@ class RunData:
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
-        points, uplink = [], 0
+        points, uplink, total = [], 0, 0
         for line in self.rounds:
             uplink += line.uplink_bytes
+            total += line.uplink_bytes + line.downlink_bytes
             if line.accuracy is not None:
-                points.append(Point(line.number, line.accuracy, line.loss, uplink))
+                points.append(Point(line.number, line.accuracy, line.loss, uplink, total))
         return tuple(points)
 
     @property
@@ -109,6 +111,22 @@ class RunData:
         return sum(line.downlink_bytes for line in self.rounds)
 
     @property
+    def total_bytes(self) -> int:
+        return self.uplink_bytes + self.downlink_bytes
+
+    @property
+    def total_ratio(self) -> float | None:
+        """What both ways would take as float32, without first contacts, over what they took."""
+        whole = self.taken_bytes + self.raw_bytes * sum(line.clients for line in self.rounds)
+        return whole / self.total_bytes if self.total_bytes else None
+
+    @property
+    def last_held_accuracy(self) -> float | None:
+        """The mean of the last evaluations, of the model that clients hold."""
+        last = [line.held_accuracy for line in self.rounds if line.held_accuracy is not None][-LAST_EVALUATIONS:]
+        return math.fsum(last) / len(last) if last else None
+
+    @property
     def rejected(self) -> int:
         return sum(len(line.rejected) for line in self.rounds)
 
@@ -119,7 +137,7 @@ class RunData:
         A client that answers "nothing new" counts as one that sent an update: not having to send it is the method's
         merit. One that was refused does not count, so the bytes of refused uploads make the ratios worse.
         """
-        return (self.raw_bytes or 0) * sum(line.clients - len(line.rejected) for line in self.rounds)
+        return self.raw_bytes * sum(line.clients - len(line.rejected) for line in self.rounds)
 
     @property
     def wire_ratio(self) -> float | None:
@@ -160,9 +178,14 @@ def summary_rows(runs: Iterable[RunData], target: float | None = None) -> list[d
             "wire_ratio": run.wire_ratio,
             "claimed_ratio": run.claimed_ratio,
             "downlink_bytes": run.downlink_bytes,
+            "total_bytes": run.total_bytes,
+            "total_ratio": run.total_ratio,
+            "held_accuracy": run.last_held_accuracy,
         }
         if target is not None:
+            point = run.first_at(target)
             row["bytes_to_target"] = run.bytes_to(target)
+            row["total_bytes_to_target"] = None if point is None else point.total_bytes
         rows.append(row | {"rejected": run.rejected})
     return rows
 
@@ -211,19 +234,20 @@ def _natural(path: Path) -> list[str | int]:
 def read_run(path: Path) -> RunData:
     """The run in this folder."""
     config, environment = _read_description(path / "run.json")
+    raw = _read_raw_bytes(path / "run.json", environment)
     rounds = _read_lines(path / "rounds.jsonl", _round)
     if [line.number for line in rounds] != list(range(1, len(rounds) + 1)):
         raise ValueError(f"{path / 'rounds.jsonl'}: the rounds are not 1, 2, 3, ...")
     model = read_tensors(path / "model.safetensors") if (path / "model.safetensors").exists() else None
-    if model is not None:
-        raw = raw_bytes(specs(model))
-    elif rounds and rounds[0].clients:
-        # Every client was sent the model. With it went a few bytes more, where the method announces something.
-        raw = rounds[0].downlink_bytes // rounds[0].clients
-    else:
-        raw = None
     timings = _read_lines(path / "timings.jsonl", _timing)
     return RunData(config.label, path, config, environment, rounds, timings, raw, _read_sample(path, model))
+
+
+def _read_raw_bytes(path: Path, environment: dict[str, Any]) -> int:
+    raw = environment.pop("raw_bytes", None)
+    if isinstance(raw, bool) or not isinstance(raw, int) or raw < 0:
+        raise ValueError(f"{path}: not the description of a run (raw_bytes is {raw!r:.50})")
+    return raw
 
 
 def read_config(path: Path) -> Config:
@@ -259,12 +283,14 @@ def _read_lines(path: Path, parse: Callable[[Any], T]) -> tuple[T, ...]:
 def _round(line: dict[str, Any]) -> RecordedRound:
     return RecordedRound(
         number=int(line["round"]),
-        accuracy=None if line["accuracy"] is None else _finite(line["accuracy"]),
-        loss=None if line["loss"] is None else _finite(line["loss"]),
+        accuracy=_finite_or_none(line["accuracy"]),
+        loss=_finite_or_none(line["loss"]),
         clients=len(line["clients"]),
         uplink_bytes=int(line["uplink_bytes"]),
         downlink_bytes=int(line["downlink_bytes"]),
         claimed_bits=_finite(line["claimed_bits"]),
+        held_accuracy=_finite_or_none(line.get("held_accuracy")),
+        left_out=_finite_or_none(line.get("left_out")),
         rejected=tuple(Rejected(int(one["client"]), str(one["reason"])) for one in line["rejected"]),
     )
 
@@ -278,6 +304,10 @@ def _finite(value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{value!r} is not finite")
     return number
+
+
+def _finite_or_none(value: Any) -> float | None:
+    return None if value is None else _finite(value)
 
 
 def _read_sample(path: Path, model: Any) -> fedfq.Report | None:

@@ -31,26 +31,35 @@ if TYPE_CHECKING:
 
 FEDAVG = "fedavg"
 FEDFQ = "fedfq"  # as a row of Table 2: the column's choice, `Column.fedfq`
+DOWN = "+down"  # behind a method's name: the model on its way down is compressed too, as the method has it
 VALIDATION_SEED = 7
 GB = 1024.0  # MB, as the paper counts them
 
-UNBIASED = tuple(f"fedfq@{ratio}:unbiased=true" for ratio in (1024, 2048, 4096, 8192))
+MEMORY = ":error_feedback=true"  # behind a method's name: what a payload leaves out is sent later, not sketched
+WITH_MEMORY = tuple(f"fedfq@{ratio}{MEMORY}" for ratio in (64, 128, 256, 512, 1024))
+UNBIASED = ("fedfq@1024", "fedfq@2048", "fedfq@4096")
+BOTH_WAYS = (f"fedfq@256{MEMORY}{DOWN}", f"fedfq@256{DOWN}", f"stc{DOWN}")
 TABLE_1 = (
     *(FEDAVG, "fedavg-2bit", "fedavg-4bit", "fedavg-8bit"),
     *("fedfq-cgsa:claimed_ratio=32", "fedfq-cgsa:claimed_ratio=64", "fedfq-cgsa:claimed_ratio=128"),
-    *("fedfq@64", "fedfq@128", "fedfq@256", "fedfq@512", "fedfq@1024"),
+    *WITH_MEMORY,
     *UNBIASED,
+    *BOTH_WAYS,
 )
 TABLE_2 = (
     *(FEDAVG, "fedpaq", "aqg", "acsgd-topk", "fedfq-cgsa:claimed_ratio=32", FEDFQ),
     *("stc", "eden@1024", "topk@64"),
     *UNBIASED,
+    *BOTH_WAYS,
 )
 TABLES = ("table1", "table2")
 ROWS = tuple(dict.fromkeys(TABLE_1 + TABLE_2))
 
 # Where a row costs too much time for all of them.
-SHORT_ROWS = (FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq@128", "fedfq@512", "fedfq@1024", FEDFQ)
+SHORT_ROWS = (
+    *(FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32"),
+    *(f"fedfq@128{MEMORY}", f"fedfq@512{MEMORY}", f"fedfq@1024{MEMORY}", FEDFQ),
+)
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class Column:
     title: str
     settings: Mapping[str, Any]
     fedfq: str  # our row of Table 2
+    aim: int = 500  # times fewer bytes than FedAvg our row of Table 2 is to need
     chosen: str = f"chosen on validation runs with seed {VALIDATION_SEED}"
     target: float | None = None  # of Table 2; None: TARGET_FRACTION of FedAvg's best
     rows: tuple[str, ...] = ROWS  # that are run
@@ -77,11 +87,6 @@ class Column:
         return self.fedfq if row == FEDFQ else row
 
     @property
-    def aim(self) -> int:
-        """How many times fewer bytes than FedAvg our row of Table 2 is to need."""
-        return 250 if self.settings["split"] == "iid" else 500
-
-    @property
     def tables(self) -> tuple[str, ...]:
         """Where the column stands: Table 1 has those of the paper."""
         return TABLES if self.paper_accuracy else ("table2",)
@@ -89,9 +94,7 @@ class Column:
     def rows_of(self, *tables: str) -> tuple[str, ...]:
         """The rows of these tables; of both, if none is named. Our choice for the column is not shown twice."""
         shown = [self.table_rows[table] for table in tables or TABLES]
-        return tuple(
-            dict.fromkeys(row for rows in shown for row in rows if not (row == self.fedfq and FEDFQ in rows))
-        )
+        return tuple(dict.fromkeys(row for rows in shown for row in rows if not (row == self.fedfq and FEDFQ in rows)))
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -110,7 +113,8 @@ class Cell:
     def config(self) -> Config:
         from fedfq.federation.config import Config
 
-        return Config.make(method=self.method, seed=self.seed, **self.column.settings)
+        down = {} if self.method.endswith(DOWN) else {"down_ratio": 1}
+        return Config.make(method=self.method.removesuffix(DOWN), seed=self.seed, **self.column.settings, **down)
 
     def folder(self, out: Path) -> Path:
         return out / self.column.name / f"{self.method}-{self.seed}".replace(":", "-")
@@ -201,26 +205,27 @@ _QUICK_LSTM = _QUICK | {"task": "shakespeare-lstm", "split": "natural", "rounds"
 # The `fedfq@N` of each column: how it was chosen, docs/benchmarks.md says
 
 QUICK = (
-    Column("simplecnn-iid", "SimpleCNN, IID", _QUICK_CNN | {"split": "iid", "lr": 0.1}, "fedfq@1024", **SIMPLECNN_IID),
-    Column("lstm-natural", "LSTM, natural", _QUICK_LSTM, "fedfq@1024", **LSTM),
     Column(
-        *("simplecnn-one-class", "SimpleCNN, one class"),
-        _QUICK_CNN | _ONE_CLASS | {"rounds": 300},
-        "fedfq@1024",
+        *("simplecnn-iid", "SimpleCNN, IID", _QUICK_CNN | {"split": "iid", "lr": 0.1}, "fedfq@2048", 2000),
+        **SIMPLECNN_IID,
+    ),
+    Column("lstm-natural", "LSTM, natural", _QUICK_LSTM, "fedfq@2048", 1200, **LSTM),
+    Column(
+        *("simplecnn-one-class", "SimpleCNN, one class", _QUICK_CNN | _ONE_CLASS | {"rounds": 300}, "fedfq@2048", 1500),
         **SIMPLECNN_ONE_CLASS,
     ),
     Column(  # not in the paper: between its two
-        *("simplecnn-shards2", "SimpleCNN, two shards"),
-        _QUICK_CNN | {"split": "shards:2", "lr": 0.05},
-        "fedfq@1024",
-        chosen=f"confirmed by validation runs with seed {VALIDATION_SEED}, which came after it",
+        *("simplecnn-shards2", "SimpleCNN, two shards", _QUICK_CNN | {"split": "shards:2", "lr": 0.05}),
+        *("fedfq@2048", 1200),
         rows=TABLE_2,
     ),
-    Column("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, "fedfq@1024", rows=SHORT_ROWS, **VGG11_IID),
     Column(
-        *("vgg11-one-class", "VGG11, one class"),
-        _QUICK_VGG | _ONE_CLASS | {"rounds": 100},
-        "fedfq@1024",
+        *("vgg11-iid", "VGG11, IID", _QUICK_VGG | {"split": "iid"}, f"fedfq@1024{MEMORY}", 250),
+        rows=SHORT_ROWS,
+        **VGG11_IID,
+    ),
+    Column(
+        *("vgg11-one-class", "VGG11, one class", _QUICK_VGG | _ONE_CLASS | {"rounds": 100}, f"fedfq@1024{MEMORY}"),
         rows=SHORT_ROWS,
         **VGG11_ONE_CLASS,
     ),
@@ -235,40 +240,39 @@ _AS_QUICK = "as in the profile quick, without a validation run"
 
 PAPER = (
     Column(
-        *("simplecnn-iid", "SimpleCNN, IID", _PAPER_CNN | {"split": "iid"}, "fedfq@1024"),
+        *("simplecnn-iid", "SimpleCNN, IID", _PAPER_CNN | {"split": "iid"}, "fedfq@2048"),
         chosen=_AS_QUICK,
         target=0.75,
         **SIMPLECNN_IID,
     ),
     Column(
-        *("simplecnn-one-class", "SimpleCNN, one class", _PAPER_CNN | {"split": "one-class"}, "fedfq@1024"),
+        *("simplecnn-one-class", "SimpleCNN, one class", _PAPER_CNN | {"split": "one-class"}, "fedfq@2048"),
         chosen=_AS_QUICK,
         target=0.45,
         **SIMPLECNN_ONE_CLASS,
     ),
     Column(
-        *("vgg11-iid", "VGG11, IID", _PAPER_VGG | {"split": "iid"}, "fedfq@1024"),
+        *("vgg11-iid", "VGG11, IID", _PAPER_VGG | {"split": "iid"}, f"fedfq@1024{MEMORY}"),
         chosen=_AS_QUICK,
         target=0.75,
         **VGG11_IID,
     ),
     Column(
-        *("vgg11-one-class", "VGG11, one class", _PAPER_VGG | {"split": "one-class"}, "fedfq@1024"),
+        *("vgg11-one-class", "VGG11, one class", _PAPER_VGG | {"split": "one-class"}, f"fedfq@1024{MEMORY}"),
         chosen=_AS_QUICK,
         target=0.40,
         **VGG11_ONE_CLASS,
     ),
-    Column("lstm-natural", "LSTM, natural", _PAPER_LSTM, "fedfq@1024", chosen=_AS_QUICK, target=0.50, **LSTM),
+    Column("lstm-natural", "LSTM, natural", _PAPER_LSTM, "fedfq@2048", chosen=_AS_QUICK, target=0.50, **LSTM),
 )
 
 # The rows of `targets`, and those of its columns where a round takes long.
 TARGET_ROWS = (
     *(FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq-cgsa:claimed_ratio=128"),
-    *("fedfq@32", "fedfq@64", "fedfq@128", "fedfq@256"),
-    *("fedfq@64:unbiased=true", "fedfq@128:unbiased=true", "fedfq@256:unbiased=true", "fedfq@512:unbiased=true"),
-    *("eden@32", "eden@256"),
+    *(f"fedfq@32{MEMORY}", f"fedfq@64{MEMORY}", f"fedfq@128{MEMORY}", f"fedfq@256{MEMORY}"),
+    *("fedfq@128", "fedfq@256", "eden@32", "eden@256"),
 )
-SHORT_TARGET_ROWS = (FEDAVG, "fedfq-cgsa:claimed_ratio=32", "fedfq@256")
+SHORT_TARGET_ROWS = (FEDAVG, "fedfq-cgsa:claimed_ratio=32", f"fedfq@256{MEMORY}")
 
 # One class per client, tuned for FedAvg with the validation seed: 0.05 after 400 rounds at a constant rate (28.6% over
 # the last five evaluations; 27.4% at 0.025, 24.7% at 0.1). The rate falls as far in 1500 rounds as with 0.99 in 300.

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedfq.files import write_bytes
@@ -110,7 +110,7 @@ def outcome(out: Path, column: Column, method: str) -> Outcome:
         elif holds_run(folder):
             refuse_others([cell], out)
             try:
-                run = read_run(folder)
+                run = replace(read_run(folder), label=method)  # which says more than the configuration's, as +down
             except ValueError as error:  # its files are damaged
                 found.failed[seed] = str(error)
             else:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fedfq.report import markup
 from fedfq.report.runs import LAST_EVALUATIONS, Point, RunData
 from fedfq.reproduce.cells import (
+    DOWN,
     FEDAVG,
     FEDFQ,
     TARGET_FRACTION,
@@ -82,15 +83,19 @@ class Table:
 
 def table_1(columns: Sequence[Column], found: Outcomes) -> Table:
     """Accuracy, and the compression it was reached with."""
-    titles = ("accuracy %", "Δ", "paper", "wire", "claimed")
+    titles = ("accuracy %", "Δ", "paper", "wire", "claimed", "both ways")
     notes = (
         f"Accuracy: % of the test examples, the mean of the last {LAST_EVALUATIONS} evaluations. {SEVERAL}",
         f"Δ: points above {FEDAVG} with the same seed, that is the same initial model, clients and batches.",
         f"{LOSSLESS}: lossless in this setting, which is to say that Δ is at least {_format_signed(LOSSLESS_FROM)}.",
         "Wire: float32 bytes over the bytes that were sent. Claimed: over what the method's own paper counts.",
+        f"Both ways: over the bytes up and down, for as many models down as up. {DOWN_SAYS}",
     )
     parts = tuple(_accuracies(column, found) for column in columns if "table1" in column.tables)
     return Table("Table 1", "accuracy and compression", titles, parts, notes)
+
+
+DOWN_SAYS = f"{DOWN}: the model's way down is compressed too."
 
 
 def _accuracies(column: Column, found: Outcomes) -> TablePart:
@@ -100,7 +105,7 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
         own = found[column.name, method]
         paper = _paper(column.paper_accuracy.get(method), "{:.2f}".format)
         if (missing := _missing(column, method, own)) is not None:
-            return [missing, EMPTY, paper, EMPTY, EMPTY]
+            return [missing, EMPTY, paper, *[EMPTY] * 3]
 
         def above(seed: int, run: RunData) -> float | None:
             reference = baseline[seed].last_accuracy if seed in baseline else None
@@ -109,7 +114,8 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
 
         accuracy = _summary(own, lambda seed, run: _percent(run.last_accuracy), "{:.2f}".format)
         difference = EMPTY if method == FEDAVG else _summary(own, above, _format_signed, mark_from=LOSSLESS_FROM)
-        return [_with_the_rest(_with_whole_test(accuracy, own), own), difference, paper, *_ratios(own)]
+        both = _summary(own, lambda seed, run: run.total_ratio, _times)
+        return [_with_the_rest(_with_whole_test(accuracy, own), own), difference, paper, *_ratios(own), both]
 
     rows = [TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in column.rows_of("table1")]
     return TablePart(column, _how(column, found), (), tuple(rows), ())
@@ -120,13 +126,15 @@ def _accuracies(column: Column, found: Outcomes) -> TablePart:
 
 def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
     """Uplink until the target accuracy."""
-    titles = ("rounds", "MiB per client", "MiB in all", "paper", "fewer", "wire", "claimed")
+    titles = ("rounds", "MiB per client", "MiB in all", "paper", "fewer", "wire", "claimed", "both ways", "fewer")
     notes = (
         "Rounds until the first evaluation that reached the target, known only to the distance of two evaluations, as "
         "is all that follows from it. MiB (2^20 bytes; the paper's MB are these) that were sent until then: of one "
         "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients per round), "
         f"and of all clients. {SEVERAL}",
         f"Fewer: {FEDAVG}'s bytes over the method's. Wire and claimed: as in Table 1, over the whole run.",
+        "Both ways: MiB up and down to all clients until then, first contacts included (those that need the initial "
+        f"model, which others are taken to make themselves). {DOWN_SAYS}",
         "@N is a ratio of N. Methods without one have their defaults: stc sends one entry in 400. Of ours, one ratio "
         "per column is compared with the others, and it is named there. No other method was tuned.",
     )
@@ -148,7 +156,7 @@ def _uplinks(column: Column, found: Outcomes) -> TablePart:
         own = found[column.name, method]
         paper = _paper(column.paper_mb.get(method), "{:,.2f}".format)
         if (missing := _missing(column, method, own)) is not None:
-            return [missing, EMPTY, EMPTY, paper, EMPTY, EMPTY, EMPTY]
+            return [missing, EMPTY, EMPTY, paper, *[EMPTY] * 5]
 
         def rounds(seed: int, run: RunData) -> float | None:
             point = reached[method].get(seed)
@@ -165,12 +173,21 @@ def _uplinks(column: Column, found: Outcomes) -> TablePart:
             mib, of_fedavg = total(seed, run), sums[FEDAVG].get(seed)
             return of_fedavg / mib if mib and of_fedavg else None
 
+        def both_ways(seed: int, run: RunData) -> float | None:
+            point = reached[method].get(seed)
+            return None if point is None else point.total_bytes / MIB
+
+        def fewer_both(seed: int, run: RunData) -> float | None:
+            point, of_fedavg = reached[method].get(seed), reached[FEDAVG].get(seed)
+            return of_fedavg.total_bytes / point.total_bytes if point and of_fedavg else None
+
         def otherwise(seed: int) -> str:
             return "not reached" if seed in sums[method] else f"no target: {FEDAVG} {_state(reference, [seed])}"
 
         until = _summary(own, rounds, "{:,.0f}".format, otherwise)
         one, all_ = (_summary(own, value, _mib) for value in (client, total))
-        return [_with_the_rest(until, own), one, all_, paper, _summary(own, fewer, _times), *_ratios(own)]
+        both = [_summary(own, both_ways, _mib), _summary(own, fewer_both, _times)]
+        return [_with_the_rest(until, own), one, all_, paper, _summary(own, fewer, _times), *_ratios(own), *both]
 
     shown_rows = tuple(TableRow(row, column.method(row), tuple(entries(column.method(row)))) for row in rows)
     choice = f"Ours is {column.fedfq} here, {column.chosen}."

@@ -31,22 +31,27 @@ MODEL = network() | {
 @given(
     st.sampled_from((HELD, NOTHING, EXACT)),
     st.integers(0, 2**40),
+    st.integers(0, 100),
     st.lists(st.tuples(st.integers(0, 1000), st.binary(max_size=50)), max_size=5),
     st.integers(0, 2**40),
     st.binary(max_size=300),
 )
-def test_what_is_written_is_read(start: int, base: int, steps: list[tuple[int, bytes]], more: int, last: bytes) -> None:
+def test_what_is_written_is_read(
+    start: int, base: int, since: int, steps: list[tuple[int, bytes]], more: int, last: bytes
+) -> None:
+    base = 0 if start == NOTHING else base
+    held, digest = (base + since, b"01234567") if start == HELD else (base, b"")
     chain, version = [], base
     for gap, payload in steps:
         version += gap
         chain.append(Step(version, payload))
     exact = b"a model" if start == EXACT else b""
-    message = Message(start, base, b"01234567", exact, chain, version + more, b"abcdefgh", last)
+    message = Message(start, held, digest, base, exact, chain, version + more, b"abcdefgh", last)
     assert Message.parse(message.to_bytes()) == message
 
 
 def test_a_message_that_is_cut_damaged_or_of_another_kind_is_refused() -> None:
-    data = Message(HELD, 3, bytes(8), b"", [Step(5, b"payload")], 9, bytes(8), b"last").to_bytes()
+    data = Message(HELD, 4, bytes(8), 3, b"", [Step(5, b"payload")], 9, bytes(8), b"last").to_bytes()
     for size in range(len(data)):
         with pytest.raises(PayloadError):
             Message.parse(data[:size])
@@ -59,11 +64,10 @@ def test_a_message_that_is_cut_damaged_or_of_another_kind_is_refused() -> None:
 def test_there_are_not_too_many_steps() -> None:
     """Each of them takes a client the time of a model."""
     steps = [Step(version, b"") for version in range(MOST_STEPS + 1)]
-    assert (
-        len(Message.parse(Message(HELD, 0, bytes(8), b"", steps[1:], 99, bytes(8), b"").to_bytes()).steps) == MOST_STEPS
-    )
+    message = Message(HELD, 0, bytes(8), 0, b"", steps[1:], 99, bytes(8), b"")
+    assert len(Message.parse(message.to_bytes()).steps) == MOST_STEPS
     with pytest.raises(PayloadError, match="65 steps"):
-        Message.parse(Message(HELD, 0, bytes(8), b"", steps, 99, bytes(8), b"").to_bytes())
+        Message.parse(message._replace(steps=steps).to_bytes())
 
 
 def test_all_bits_of_a_model_in_fewer_bytes() -> None:

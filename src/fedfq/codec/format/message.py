@@ -36,23 +36,26 @@ class Step(NamedTuple):
 
 
 class Message(NamedTuple):
-    """The way from a model that the client has to the newest one.
+    """The way to the newest model, from one that the client has.
 
     `steps` lead from one anchor to the next; `last` is the difference of the newest model from the anchor that they
     lead to, empty where that is the newest model itself.
     """
 
     start: int  # HELD, NOTHING or EXACT
-    base: int  # the version that the steps start from; 0 for NOTHING
-    base_digest: bytes  # of the model of that version; zeros for NOTHING
-    exact: bytes  # the deflated model of that version, for EXACT
+    held: int  # the version of the client that it is for; of the model that it brings, for EXACT; 0 for NOTHING
+    held_digest: bytes  # of that version, where the client has to have it
+    base: int  # the version that the steps start from: the held one, or an older anchor
+    exact: bytes  # the deflated model, for EXACT
     steps: Sequence[Step]
     version: int
     digest: bytes  # of the newest model
     last: bytes
 
     def to_bytes(self) -> bytes:
-        body = bytearray(varint(self.base) + self.base_digest)
+        body = bytearray(varint(self.held))
+        if self.start == HELD:
+            body += self.held_digest + varint(self.held - self.base)
         if self.start == EXACT:
             body += varint(len(self.exact)) + self.exact
         body += varint(len(self.steps))
@@ -75,8 +78,15 @@ class Message(NamedTuple):
             raise PayloadError("version", f"a message of version {version}, kind {start}: another release made it")
         if zlib.crc32(data[HEAD.size :], zlib.crc32(data[:4])) != checksum:
             raise PayloadError("checksum", "the message is damaged: its checksum does not match")
-        base, base_digest = reader.varint(), bytes(reader.take(DIGEST_BYTES))
-        exact = bytes(reader.take(reader.varint())) if start == EXACT else b""
+        base = held = reader.varint()
+        held_digest = exact = b""
+        if start == HELD:
+            held_digest = bytes(reader.take(DIGEST_BYTES))
+            base -= reader.varint()
+        if base < 0 or (start == NOTHING and base):
+            refuse_malformed(f"it starts from version {base}")
+        if start == EXACT:
+            exact = bytes(reader.take(reader.varint()))
         count = reader.varint()
         if count > MOST_STEPS:
             refuse_malformed(f"{count} steps, more than {MOST_STEPS}")
@@ -86,7 +96,7 @@ class Message(NamedTuple):
             steps.append(Step(before, bytes(reader.take(reader.varint()))))
         newest = before + reader.varint()
         digest = bytes(reader.take(DIGEST_BYTES))
-        return Message(start, base, base_digest, exact, steps, newest, digest, bytes(reader.rest()))
+        return Message(start, held, held_digest, base, exact, steps, newest, digest, bytes(reader.rest()))
 
 
 def hash_model(model: Mapping[str, Array]) -> bytes:

@@ -16,14 +16,26 @@ UPDATE = {"w": low_rank(40, 60, 3, noise=0.1), "n": np.ones(3, np.int64)}
 
 
 def test_without_error_feedback_nothing_is_kept() -> None:
-    session = ClientSession(ratio=16, error_feedback=False, gain="none")
+    session = ClientSession(ratio=16, unbiased=False, error_feedback=False, gain="none")
     sent = session.encode(UPDATE, {}, seed=3)
     assert sent.payload == Codec(ratio=16, layout="digest").encode(UPDATE, seed=3)
     assert sent.residual == {} and sent.nmse is None
 
 
+def test_payloads_are_unbiased_unless_a_memory_or_a_gain_is_asked_for() -> None:
+    assert ClientSession().is_unbiased and not ClientSession().has_memory and ClientSession().codec_gain == "none"
+    sent = ClientSession(ratio=16).encode(UPDATE, {}, seed=3)
+    assert sent.payload == Codec(ratio=16, unbiased=True, layout="digest").encode(UPDATE, seed=3)
+    for options in ({"error_feedback": True}, {"gain": "norm"}, {"unbiased": False}):
+        session = ClientSession(**options)
+        assert not session.is_unbiased and session.has_memory and session.codec_gain == "norm"
+
+
 def test_with_error_feedback_it_is_error_feedback() -> None:
-    session, memory = ClientSession(ratio=16), ErrorFeedback(Codec(ratio=16, gain="norm", layout="digest"))
+    session, memory = (
+        ClientSession(ratio=16, error_feedback=True),
+        ErrorFeedback(Codec(ratio=16, gain="norm", layout="digest")),
+    )
     residual: dict[str, Array] = {}
     for seed in (1, 2, 3):
         before = {name: array.copy() for name, array in residual.items()}

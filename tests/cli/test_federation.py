@@ -211,7 +211,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_when_there_is_room(
     monkeypatch: pytest.MonkeyPatch, written: int
 ) -> None:
     """After so many files have come onto the disk, none does."""
-    options = ("--method", "fedfq@32", *SMALL, "--checkpoint-every", "1")
+    options = ("--method", "fedfq@32:error_feedback=true", *SMALL, "--checkpoint-every", "1")
     ok("run", *options, "--out", "whole")
     fsync, count = os.fsync, iter(range(written))
 

@@ -15,7 +15,9 @@ from fedfq.federation.folder import Folder
 from fedfq.federation.loop import run
 from fedfq.files import checksum, read_tensors, write_tensors
 
-CONFIG = Config.make(task="digits", method="fedfq@32", rounds=2, clients=4, per_round=2, local_steps=1)
+CONFIG = Config.make(
+    task="digits", method="fedfq@32:error_feedback=true", rounds=2, clients=4, per_round=2, local_steps=1
+)
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ class Server:
     """A strategy, round after round; replies arrive in any order."""
 
     def __init__(self, strategy: Strategy, nodes: int = 4, **options: Any) -> None:
-        self.grid = LocalGrid(app([fedfq_mod(4, error_feedback=False, gain=False)], train), nodes)
+        self.grid = LocalGrid(app([fedfq_mod(4, unbiased=False, error_feedback=False, gain=False)], train), nodes)
         self.strategy = Compressed(strategy, **options)
         self.model = record(model())
         self.number = 0
@@ -254,7 +254,7 @@ def test_privacy_wrappers_clip_for_themselves(wrapper):
     server = Server(strategy)
     server.model = record({"weight": np.zeros(SHAPE, np.float32)})
     mods = [fixedclipping_mod] if wrapper is DifferentialPrivacyClientSideFixedClipping else []
-    mods.insert(0, fedfq_mod(4, error_feedback=False, gain=False))
+    mods.insert(0, fedfq_mod(4, unbiased=False, error_feedback=False, gain=False))
     server.grid.app = app(mods, lambda model, *_: {"weight": model["weight"] + np.float32(HONEST)})
     update = fedfq.encode({"weight": np.full(SHAPE, 7.0, np.float32)}, ratio=4, layout="digest")
     server.grid.tamper = saying(1, update)

@@ -53,7 +53,7 @@ def refusal(mods, train=None, **options):
 @pytest.mark.parametrize("error_feedback", [True, False])
 def test_the_payload_is_that_of_the_codec(basis, error_feedback):
     model = network(5)
-    grid = LocalGrid(app([fedfq_mod(32, basis=basis, error_feedback=error_feedback)]), 2)
+    grid = LocalGrid(app([fedfq_mod(32, basis=basis, unbiased=False, error_feedback=error_feedback)]), 2)
     reply = Server(grid, model).round()[2]
     trained = drift(model, grid.contexts[2], 1)
     update = {name: trained[name] - model[name] for name in model}
@@ -63,7 +63,7 @@ def test_the_payload_is_that_of_the_codec(basis, error_feedback):
 
 def test_nmse_is_what_the_payload_leaves_out():
     model = network(5)
-    grid = LocalGrid(app([fedfq_mod(32, error_feedback=False, gain=False)]), 2)
+    grid = LocalGrid(app([fedfq_mod(32, unbiased=False, error_feedback=False, gain=False)]), 2)
     reply = Server(grid, model).round()[2]
     decoded = fedfq.decode(payload_of(reply), like=model)
     trained = drift(model, grid.contexts[2], 1)
@@ -237,16 +237,16 @@ def test_bfloat16_comes_with_advice():
     assert "bfloat16" in reason and "tensor.float()" in reason
 
 
-@pytest.mark.parametrize("options", [{}, {"gain": False}, {"error_feedback": False}])
+@pytest.mark.parametrize("options", [{"error_feedback": True}, {"gain": "norm"}, {"unbiased": False}])
 def test_error_feedback_and_gain_are_refused_where_updates_are_clipped(options):
     strategy = DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.1, 1.0, 2)
     reason = refusal([fedfq_mod(**options), fixedclipping_mod], strategy=strategy)
-    assert "fedfq_mod(error_feedback=False, gain=False)" in reason
+    assert "use fedfq_mod without both" in reason
 
 
 def test_local_privacy_is_applied_before_the_mod():
     model = {"weight": np.zeros((60, 80), np.float32)}
-    mods = [fedfq_mod(4, error_feedback=False, gain=False), LocalDpMod(1.0, 1e-9, 1.0, 1e-5)]  # clips; hardly any noise
+    mods = [fedfq_mod(4, unbiased=False, error_feedback=False, gain=False), LocalDpMod(1.0, 1e-9, 1.0, 1e-5)]  # clips; hardly any noise
     grid = LocalGrid(app(mods, lambda model, *_: {"weight": model["weight"] + np.float32(5)}), 2)
     update = fedfq.decode(payload_of(Server(grid, model).round()[1]), like=model)
     assert np.linalg.norm(update["weight"]) == pytest.approx(1.0, rel=0.01)
@@ -299,7 +299,7 @@ def residual_of(grid, node, round_):
 
 def test_what_a_payload_leaves_out_is_added_to_the_next():
     model = network(5)
-    grid = LocalGrid(app([fedfq_mod(32, basis="adaptive")]), 2)
+    grid = LocalGrid(app([fedfq_mod(32, basis="adaptive", error_feedback=True)]), 2)
     server = Server(grid, model)
     memory = fedfq.ErrorFeedback(fedfq.Codec(ratio=32, gain="norm", layout="digest"))
     for round_ in (1, 2, 3):
@@ -315,7 +315,7 @@ def test_a_reply_that_was_not_accepted_is_rolled_back():
         return Message(Error(code=0, reason="lost"), reply_to=reply) if node == 1 and server.number in (2, 3) else reply
 
     model = network(5)
-    grid = LocalGrid(app([fedfq_mod(32, basis="adaptive")]), 2)
+    grid = LocalGrid(app([fedfq_mod(32, basis="adaptive", error_feedback=True)]), 2)
     grid.tamper = lost
     server = Server(grid, model)
     memory = fedfq.ErrorFeedback(fedfq.Codec(ratio=32, gain="norm", layout="digest"))
@@ -332,7 +332,7 @@ def test_a_reply_that_was_not_accepted_is_rolled_back():
 
 def test_a_memory_of_which_the_server_knows_nothing_is_not_used():
     """As when a server starts again, and with it the count of rounds."""
-    grid = LocalGrid(app([fedfq_mod(32)]), 2)
+    grid = LocalGrid(app([fedfq_mod(32, error_feedback=True)]), 2)
     first = Server(grid)
     fresh = payload_of(first.round()[1])
     first.round()
@@ -341,7 +341,7 @@ def test_a_memory_of_which_the_server_knows_nothing_is_not_used():
 
 def test_a_restarted_node_goes_on_with_what_is_on_its_disk(monkeypatch, flower_home):
     def run(restart):
-        grid = LocalGrid(app([fedfq_mod(32)]), 2)
+        grid = LocalGrid(app([fedfq_mod(32, error_feedback=True)]), 2)
         server = Server(grid)
         payloads = []
         for _ in range(3):
@@ -362,7 +362,7 @@ def test_models_of_any_size_learn_the_same(monkeypatch):
     runs = []
     for largest in (client_memory.MAX_STATE_BYTES, 0):
         monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", largest)
-        server = Server(LocalGrid(app([fedfq_mod(64)]), 2))
+        server = Server(LocalGrid(app([fedfq_mod(64, error_feedback=True)]), 2))
         runs.append([payload_of(reply) for _ in range(3) for reply in server.round().values()])
     assert runs[0] == runs[1]
 

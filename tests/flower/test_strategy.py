@@ -63,8 +63,8 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "client-side adaptive clipping": lambda: DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 0.1, NODES),
 }
 MODS = {
-    "client-side fixed clipping": [fedfq_mod(32, error_feedback=False, gain=False), fixedclipping_mod],
-    "client-side adaptive clipping": [fedfq_mod(32, error_feedback=False, gain=False), adaptiveclipping_mod],
+    "client-side fixed clipping": [fedfq_mod(32, unbiased=False, error_feedback=False, gain=False), fixedclipping_mod],
+    "client-side adaptive clipping": [fedfq_mod(32, unbiased=False, error_feedback=False, gain=False), adaptiveclipping_mod],
 }
 
 
@@ -503,7 +503,7 @@ def test_a_quantised_update_is_never_longer_than_the_clipping_norm():
             return super().aggregate_train(server_round, replies)
 
     model = {"weight": np.zeros((40, 50), np.float32)}
-    mods = [fedfq_mod(16, error_feedback=False, gain=False), fixedclipping_mod]
+    mods = [fedfq_mod(16, unbiased=False, error_feedback=False, gain=False), fixedclipping_mod]
     grid = LocalGrid(app(mods, lambda model, *_: {"weight": model["weight"] + np.float32(1)}), 2)
     long = fedfq.encode({"weight": np.ones((40, 50), np.float32)}, ratio=16, layout="digest")
     grid.tamper = lambda node, reply: (tampered(lambda payload: long)(reply), reply)[1]
@@ -608,7 +608,7 @@ def test_sketches_are_limited_by_rounds_that_had_none() -> None:
             change_payloads(reply, lambda payload: with_unit(payload, 1e6))
         return reply
 
-    grid = LocalGrid(app([fedfq_mod(16, error_feedback=False, gain=False)]), 2)
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=False, error_feedback=False, gain=False)]), 2)
     strategy = Compressed(FedAvg())
     model = record(network(5))
     for round_ in range(1, 5):

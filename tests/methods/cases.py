@@ -23,8 +23,9 @@ VARIANTS = {
     "fedpaq, max": ("fedpaq", {"norm": "max", "levels": 2}),
     "dadaquant, 50 levels": ("dadaquant", {"levels": 50}),
     "fedfq, full gain": ("fedfq", {"gain": True}),
-    "fedfq, no gain": ("fedfq", {"gain": False}),
-    "fedfq, no memory": ("fedfq", {"error_feedback": False}),
+    "fedfq, memory": ("fedfq", {"error_feedback": True}),
+    "fedfq, no gain": ("fedfq", {"error_feedback": True, "gain": False}),
+    "fedfq, no memory": ("fedfq", {"unbiased": False, "error_feedback": False}),
     "fedfq, unbiased": ("fedfq", {"unbiased": True, "ratio": 4}),
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {**{name: (name, {}) for name in METHODS}, **VARIANTS}

@@ -128,8 +128,8 @@ def test_bytes_of_each_tensor(two):
 
 
 def test_what_differs_comes_first(tmp_path):
-    write_run(tmp_path / "a", [a_line(1, 0.2)], method="fedfq@256:gain=true", lr=0.5)
-    write_run(tmp_path / "b", [a_line(1, 0.2)], method="fedfq@64", lr=0.5)
+    write_run(tmp_path / "a", [a_line(1, 0.2)], method="fedfq@256:error_feedback=true:gain=true", lr=0.5)
+    write_run(tmp_path / "b", [a_line(1, 0.2)], method="fedfq@64:error_feedback=true", lr=0.5)
     html = page(read_runs([tmp_path]))
     head, first, second = Outline(html).tables["What differs between the runs"]
     assert [cell[0] for cell in head] == ["Run", "option ratio", "option gain"]

@@ -11,9 +11,19 @@ SMALL = {"task": "digits", "rounds": 2, "clients": 6, "per_round": 2, "local_ste
 ROWS = ("fedavg", "fedavg-2bit", "fedpaq", "fedfq@128", "fedfq")
 METHODS = ("fedavg", "fedavg-2bit", "fedpaq", "fedfq@128", "fedfq@512")
 
+TABLE_ROWS = {
+    "table1": (
+        *("fedavg", "fedavg-2bit", "fedavg-4bit", "fedavg-8bit", "fedfq-cgsa:claimed_ratio=32"),
+        *("fedfq@64", "fedfq@128", "fedfq@256", "fedfq@512", "fedfq@1024"),
+    ),
+    "table2": ("fedavg", "fedpaq", "aqg", "acsgd-topk", "fedfq-cgsa:claimed_ratio=32", "fedfq", "stc", "eden@1024"),
+}
+
 IID = Column(
     *("digits-iid", "Digits, IID", SMALL | {"split": "iid"}, "fedfq@512"),
+    aim=250,
     rows=ROWS,
+    table_rows=TABLE_ROWS,
     paper_accuracy={"fedavg": 77.78},
     paper_target=0.75,
     paper_mb={"fedavg": 416.34},
@@ -21,6 +31,7 @@ IID = Column(
 SHARDS = Column(
     *("digits-shards", "Digits, shards", SMALL | {"split": "shards:2"}, "fedfq@1024"),
     rows=("fedavg", "fedavg-2bit"),
+    table_rows=TABLE_ROWS,
     paper_accuracy={"fedavg": 51.19},
 )
 COLUMNS = (IID, SHARDS)

@@ -246,7 +246,10 @@ def test_error_feedback_and_gain_are_refused_where_updates_are_clipped(options):
 
 def test_local_privacy_is_applied_before_the_mod():
     model = {"weight": np.zeros((60, 80), np.float32)}
-    mods = [fedfq_mod(4, unbiased=False, error_feedback=False, gain=False), LocalDpMod(1.0, 1e-9, 1.0, 1e-5)]  # clips; hardly any noise
+    mods = [
+        fedfq_mod(4, unbiased=False, error_feedback=False, gain=False),
+        LocalDpMod(1.0, 1e-9, 1.0, 1e-5),
+    ]  # clips; hardly any noise
     grid = LocalGrid(app(mods, lambda model, *_: {"weight": model["weight"] + np.float32(5)}), 2)
     update = fedfq.decode(payload_of(Server(grid, model).round()[1]), like=model)
     assert np.linalg.norm(update["weight"]) == pytest.approx(1.0, rel=0.01)

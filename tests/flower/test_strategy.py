@@ -64,7 +64,10 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
 }
 MODS = {
     "client-side fixed clipping": [fedfq_mod(32, unbiased=False, error_feedback=False, gain=False), fixedclipping_mod],
-    "client-side adaptive clipping": [fedfq_mod(32, unbiased=False, error_feedback=False, gain=False), adaptiveclipping_mod],
+    "client-side adaptive clipping": [
+        fedfq_mod(32, unbiased=False, error_feedback=False, gain=False),
+        adaptiveclipping_mod,
+    ],
 }
 
 

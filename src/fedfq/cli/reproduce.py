@@ -72,7 +72,7 @@ def reproduce(
     profile: Annotated[
         str,
         typer.Option(
-            help="quick (about 8 hours on two cores, both tables), targets (the paper's setting to its target, or as "
+            help="quick (about 10 hours on two cores, both tables), targets (the paper's setting to its target, or as "
             "far as two cores get) or paper (all of its setting)."
         ),
     ] = "quick",

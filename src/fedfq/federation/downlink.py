@@ -7,9 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedfq.broadcast.held import reading_state
 from fedfq.broadcast.server import Broadcast
 from fedfq.methods import Method, Order, State
 from fedfq.methods.method import ANY_ROUND
+from fedfq.methods.warm import make_up
 from fedfq.types import Array
 
 Model = Mapping[str, Array]
@@ -32,6 +34,11 @@ class Downlink:
         self.initial = self.model = initial  # what clients hold: at first, and now
         self.uses_initial = uses_initial
         self.held: dict[int, int] = {}  # the version that a client holds; here, of the initial model
+
+    @property
+    def newest(self) -> int:
+        """The newest version that a client may hold."""
+        return 0
 
     def send(self, clients: Iterable[int]) -> dict[int, int]:
         """The bytes that each of them is sent."""
@@ -76,6 +83,14 @@ class BroadcastDownlink(Downlink):
         self.broadcast = Broadcast(initial, ratio=None if ratio == AUTO else float(ratio), initial_ratio=initial_ratio)
         super().__init__(self.broadcast.model, uses_initial=False)
         self._first = 0 if initial_ratio is None else None  # what a client holds that was never there
+        _warm_up(initial)
+
+    @property
+    def newest(self) -> int:
+        return self.broadcast.version
+
+    def forget(self, client: int) -> None:
+        """It holds what it was sent."""
 
     def send(self, clients: Iterable[int]) -> dict[int, int]:
         sent = {}
@@ -86,9 +101,6 @@ class BroadcastDownlink(Downlink):
 
     def settle(self, client: int) -> None:
         """It has what it was sent, whatever became of its answer."""
-
-    def forget(self, client: int) -> None:
-        self.held.pop(client, None)
 
     def advance(self, theta: Model) -> None:
         try:
@@ -119,6 +131,13 @@ class OwnDownlink(Downlink):
         self.method = method
         self.sizes = np.zeros(0, np.int64)  # of the payload that led to version 1, 2, ...
 
+    @property
+    def newest(self) -> int:
+        return len(self.sizes)
+
+    def forget(self, client: int) -> None:
+        """It holds what it was sent."""
+
     def send(self, clients: Iterable[int]) -> dict[int, int]:
         whole = sum(value.nbytes for value in self.model.values())
         missed = {client: int(self.sizes[self.held.get(client, 0) :].sum()) for client in clients}
@@ -143,8 +162,21 @@ class OwnDownlink(Downlink):
         return {"sizes": self.sizes} | {f"model/{name}": value for name, value in self.model.items()}
 
     def load_state_dict(self, state: State, theta: Model) -> None:
-        self.sizes = state["sizes"]
-        self.model = {name: state[f"model/{name}"] for name in theta}
+        with reading_state("way down"):
+            sizes, model = state["sizes"], {name: state[f"model/{name}"] for name in theta}
+            if sizes.ndim != 1 or sizes.dtype != np.int64 or len(state) != 1 + len(model):
+                raise ValueError("its sizes are none")
+            if any(model[name].shape != v.shape or model[name].dtype != v.dtype for name, v in theta.items()):
+                raise ValueError("its model has other tensors")
+        self.sizes, self.model = sizes, model
+
+
+def _warm_up(initial: Model) -> None:
+    """No round's time is that of a compiler."""
+    scratch, rng, model = Broadcast(initial), np.random.default_rng(0), dict(initial)
+    for _ in range(2):
+        model = {name: value + make_up(value, rng) for name, value in model.items()}
+        scratch.advance(model)
 
 
 def _same(model: Model, other: Model) -> bool:

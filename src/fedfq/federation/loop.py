@@ -221,6 +221,8 @@ class Federation:
         self.memories = dict(checkpoint.memories)
         self.server.load_state_dict(checkpoint.server)
         self.downlink.load_state_dict(checkpoint.downlink, self.theta)
+        if max(checkpoint.held.values(), default=0) > self.downlink.newest:
+            raise ValueError("a client holds a version of the model that there is not")
         self.downlink.held = dict(checkpoint.held)
 
 

@@ -7,13 +7,13 @@ per client and the LSTM with fewer local steps, to what FedAvg reaches. Clients 
 
 `quick` is what two cores do in a night. By hand, in order of value, at so many seconds per round:
 
-    SimpleCNN, IID          18 methods x 100 rounds x 3.5 s   6,300 s
-    LSTM                    18 methods x  80 rounds x 3.7 s   5,328 s
-    SimpleCNN, one class    18 methods x 300 rounds x 1.1 s   5,940 s
-    SimpleCNN, shards:2      9 methods x 100 rounds x 3.5 s   3,150 s
+    SimpleCNN, IID          24 methods x 100 rounds x 3.5 s   8,400 s
+    LSTM                    24 methods x  80 rounds x 3.7 s   7,104 s
+    SimpleCNN, one class    24 methods x 300 rounds x 1.1 s   7,920 s
+    SimpleCNN, shards:2     14 methods x 100 rounds x 3.5 s   4,900 s
     VGG11, IID               6 methods x  20 rounds x 32 s    3,840 s
     VGG11, one class         6 methods x 100 rounds x 6.8 s   4,080 s
-                                                             28,638 s = 8.0 hours
+                                                             36,244 s = 10.1 hours
 """
 
 from __future__ import annotations

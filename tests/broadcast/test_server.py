@@ -230,8 +230,8 @@ def test_what_is_not_finite_or_another_model_changes_nothing() -> None:
     assert server.version == version and server.message(0) == before
 
 
-@pytest.mark.parametrize("held", [-1, 2, 10**30])
-def test_there_is_no_message_for_a_version_that_never_was(held: int) -> None:
+@pytest.mark.parametrize("held", [-1, 2, 10**30, "x", 0.5])
+def test_there_is_no_message_for_a_version_that_never_was(held: Any) -> None:
     server = Broadcast(initial_model())
     server.advance(next(train(initial_model(), 1)))
     with pytest.raises(ValueError, match="there is no version"):

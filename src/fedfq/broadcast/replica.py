@@ -24,7 +24,9 @@ class Replica:
              granted that clients have them
 
     `receive` turns a message into the newest model; `version` is what the client holds then, and tells the server in
-    the next round. What is no message for this client is refused with a `PayloadError`, and nothing has changed then.
+    the next round (0 before: the initial model; where the server sends that one, its first message is `message(None)`).
+    What is no message for this client is refused with a `PayloadError`, and nothing has changed then: `message(None)`
+    brings everything.
 
     >>> import fedfq, numpy as np
     >>> replica = fedfq.Replica({"w": np.zeros(10, np.float32)})
@@ -79,7 +81,10 @@ class Replica:
         if message.held != self.version:
             _refuse(f"a message for who has version {message.held}: version {self.version} is held")
         if message.held_digest != self._find_digest():
-            _refuse(f"version {message.held} of the server is another model, perhaps of another run")
+            _refuse(
+                f"version {message.held} of the server is another model, perhaps of another run: "
+                "message(None) brings everything"
+            )
         if message.version < self.version:
             _refuse(f"a message for version {message.version}: version {self.version} is held already")
         if message.base == self.version:

@@ -36,13 +36,16 @@ class Broadcast:
     """The server's half.
 
     model          the initial one: a module, or a mapping from names to arrays
-    ratio          float32 bytes / bytes of what a client is sent that was there in the last round, at least (by default
-                   128, but 4 KB are never too many); one that was away longer is sent the anchors of that time as well
+    ratio          float32 bytes / bytes of a message for who has the anchor, at least; by default 128, but 4 KB at least.
+                   An anchor is the version that messages are relative to. A new one comes when clients lack too much of
+                   the model, every ten rounds or so: who missed it is sent it as well
     initial_ratio  by default clients hold the initial model, or are sent all of its bits. With a ratio, they are sent a
                    payload so many times smaller, and what that decodes to is the initial model for the server as well
 
-    After every round, `advance` takes the new model; `model` is what clients hold then, and train from. `message(held)`
-    is all that a client needs that holds version `held`; `None` for one that holds nothing.
+    After every round, `advance` takes the new model; `model` is what clients hold then, and train from: their updates
+    are for the server's own model. `message(held)` is all that a client needs that holds version `held`; `None` for one
+    that holds nothing. `version` is the newest; `left_out` is what clients' model lacks, over the energy of a round's
+    change.
 
     Raises `BudgetError` for ratios that no payload can have.
 
@@ -118,8 +121,9 @@ class Broadcast:
 
     def message(self, held: int | None) -> bytes:
         """All that a client needs which holds this version. Raises `ValueError` for a version that never was."""
-        if held is not None and not 0 <= held <= self.version:
+        if held is not None and not (isinstance(held, (int, np.integer)) and 0 <= held <= self.version):
             raise ValueError(f"there is no version {held!r}: the newest is {self.version}")
+        held = None if held is None else int(held)
         newest = self.version, self._digests[-1]
         if held == self.version:
             return Message(HELD, held, newest[1], held, b"", (), *newest, b"").to_bytes()

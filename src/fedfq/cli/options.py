@@ -81,14 +81,14 @@ class Training:
     down_ratio: Annotated[
         str | None,
         option(
-            "float32 bytes / bytes of the model on its way down; auto: 128, but 4 KB; own: as the method; 1: all bits.",
+            "float32 bytes / bytes of the model on its way down; auto: 128, but 4 KB; own: stc's; 1: all bits.",
             "the method's; fedfq: auto, stc: own, others: 1",
             metavar="RATIO",
         ),
     ] = None
     initial_ratio: Annotated[
         float | None,
-        option("The initial model is sent, so many times smaller.", "clients make it themselves"),
+        option("The initial model is sent, so many times smaller. Not with --down-ratio 1.", "clients make it"),
     ] = None
     weighting: Annotated[str | None, option("Clients count by their 'samples', or alike ('mean').", "samples")] = None
     precision: Annotated[

@@ -36,7 +36,7 @@ class Broadcast:
     """The server's half.
 
     model          the initial one: a module, or a mapping from names to arrays
-    ratio          float32 bytes / bytes of a message for who has the anchor, at least; by default 128, but 4 KB or more.
+    ratio          float32 bytes / a message's for who has its anchor, at least; 128 by default, but 4 KB or more.
                    An anchor is the version that messages are relative to. A new one comes when clients lack too much of
                    the model, every ten rounds or so: who missed it is sent it as well
     initial_ratio  by default clients hold the initial model, or are sent all of its bits. With a ratio, they are sent a

@@ -206,7 +206,7 @@ _QUICK_LSTM = _QUICK | {"task": "shakespeare-lstm", "split": "natural", "rounds"
 
 QUICK = (
     Column(
-        *("simplecnn-iid", "SimpleCNN, IID", _QUICK_CNN | {"split": "iid", "lr": 0.1}, "fedfq@2048", 2000),
+        *("simplecnn-iid", "SimpleCNN, IID", _QUICK_CNN | {"split": "iid", "lr": 0.1}, "fedfq@4096", 2000),
         **SIMPLECNN_IID,
     ),
     Column("lstm-natural", "LSTM, natural", _QUICK_LSTM, "fedfq@2048", 1200, **LSTM),

@@ -147,12 +147,23 @@ def test_a_state_of_something_else_is_refused_and_nothing_changes(client: tuple[
         "not finite": state | {"anchor/fc.bias": np.full(40, np.nan, np.float32)},
         "another shape": state | {"anchor/fc.bias": np.zeros(41, np.float32)},
         "another number": state | {"anchor/fc.bias": state["anchor/fc.bias"] + 1},
+        "no versions": state | {"versions": np.array([7.5, 0])},
+        "versions in no order": state | {"versions": np.array([3, 5])},
+        "no digest": state | {"digest": np.zeros(0, np.uint8)},
+        "no anchor": {name: array for name, array in state.items() if not name.startswith("anchor/")}
+        | {"versions": np.array([4, 2])},
         "a payload that is none": state | {"last": np.zeros(5, np.uint8)},
     }
     for what, bad in broken.items():
         with pytest.raises(ValueError, match="not a state of this Replica"):
             replica.load_state_dict(bad)
         assert_identical(hand_out(server, replica), server.model), what
+
+
+def test_a_state_that_a_function_made_is_for_a_replica_with_arrays_too() -> None:
+    replica, server = Replica(initial_model()), a_server(3)
+    replica.load_state_dict(Replica(initial_model).state_dict())
+    assert_identical(hand_out(server, replica), server.model)
 
 
 def test_only_bytes_are_messages() -> None:

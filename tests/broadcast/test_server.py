@@ -194,7 +194,10 @@ def test_a_state_of_another_model_is_refused_and_nothing_changes() -> None:
     server.advance(next(train(initial_model(), 1)))
     before = server.message(0)
     other = Broadcast({"w": np.zeros((20, 20), np.float32)})
-    for state in (other.state_dict(), {}, {"anchors": np.zeros(3)}):
+    own = server.state_dict()
+    broken = [own | {"anchors": np.array(versions)} for versions in ([], [100], [-1], [0.5], [1, 0])]
+    broken += [own | {"numbers": np.array([np.nan, 1, 1])}, own | {"digests": own["digests"][:8]}]
+    for state in (other.state_dict(), {}, {"anchors": np.zeros(3)}, *broken):
         with pytest.raises(ValueError, match="not a state of this Broadcast"):
             server.load_state_dict(state)
     assert server.message(0) == before
@@ -211,6 +214,49 @@ def test_models_of_torch_come_back_as_such() -> None:
     for name, tensor in net.state_dict().items():
         assert received[name].dtype == tensor.dtype and received[name].shape == tensor.shape
     net.load_state_dict(received)
+
+
+def test_looking_at_the_model_or_the_state_and_changing_them_changes_nothing() -> None:
+    """Also where numbers lie beyond the largest of the caller's dtype."""
+    float8 = torch.float8_e4m3fn
+    weights = torch.full((30, 40), 448.0).to(float8)
+    server, replica = Broadcast({"w": weights}, ratio=6), Replica({"w": weights})
+    rng = torch.Generator().manual_seed(0)
+    for _ in range(10):
+        server.advance({"w": (440 + 40 * torch.randn(30, 40, generator=rng)).clamp(-448, 448)})
+        server.model["w"].fill_(1.0)
+        for state in (server.state_dict(), replica.state_dict()):
+            for array in filter(lambda each: each.flags.writeable, state.values()):
+                array[...] = 7
+        replica.receive(server.message(replica.version))
+        assert replica.version == server.version
+
+
+def test_one_enormous_round_is_forgotten() -> None:
+    """The energy of a change may lie beyond float32."""
+    server = Broadcast(initial_model(), ratio=60)
+    models = list(train(initial_model(), 60))
+    server.advance(models[0] | {"fc.bias": np.full(40, 1e25, np.float32)})
+    for model in models:
+        server.advance(model)
+        assert np.isfinite(server.left_out)
+    assert server.left_out >= 0
+
+
+def test_integers_beyond_the_default_size_are_sent_all_the_same() -> None:
+    rng = np.random.default_rng(0)
+    counters = {"n": np.zeros(5000, np.int64), "w": np.zeros((10, 10), np.float32)}
+    server, replica = Broadcast(counters), Replica(counters)
+    server.advance(counters | {"n": rng.integers(0, 1 << 40, 5000)})
+    assert_identical(hand_out(server, replica), server.model)
+    with pytest.raises(BudgetError):
+        Broadcast(counters, ratio=100)
+
+
+@pytest.mark.parametrize("ratio", [0, 0.5, np.nan, True, "auto"])
+def test_what_is_no_ratio_is_refused(ratio: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match="ratio must be"):
+        Broadcast(initial_model(), ratio=ratio)
 
 
 def test_what_is_not_finite_or_another_model_changes_nothing() -> None:

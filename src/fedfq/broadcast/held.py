@@ -48,12 +48,18 @@ class Held(NamedTuple):
     def zeros(self) -> Held:
         return self._replace(arrays={spec.name: np.zeros(spec.shape, held_dtype(spec)) for spec in self.layout})
 
-    def with_any_statistics(self) -> Held:
-        """This model with statistics that have nothing in common with its own: their difference takes most bytes."""
+    def with_others(self) -> Held:
+        """This model with other statistics and integers: a difference that takes as many bytes as most."""
         rng = np.random.default_rng(0)
         arrays = dict(self.arrays)
-        for name in sorted(self.statistics):
-            arrays[name] = np.asarray(rng.random(arrays[name].shape, np.float32))
+        for name in sorted(arrays):
+            if name in self.statistics:
+                drawn = rng.standard_normal(arrays[name].shape, np.float32) * 10 ** rng.uniform(
+                    -4, 4, arrays[name].shape
+                )
+                arrays[name] = np.asarray(drawn, np.float32)
+            elif arrays[name].dtype != SINGLE:
+                arrays[name] = np.asarray(rng.integers(0, 1 << 12, arrays[name].shape)).astype(arrays[name].dtype)
         return self._replace(arrays=arrays)
 
     @property
@@ -113,11 +119,13 @@ class Held(NamedTuple):
     def distance(self, other: Held) -> float:
         """||this - other||^2, over the weights."""
         weights = [n for n, array in self.arrays.items() if array.dtype == SINGLE and n not in self.statistics]
-        return sum(energy(self.arrays[name] - other.arrays[name]) for name in weights)
+        differences = (np.subtract(self.arrays[n], other.arrays[n], dtype=np.float64) for n in weights)
+        return sum(map(energy, differences))  # in float64, beyond whose range no model's is
 
     def returned(self) -> dict[str, Any]:
-        """The model as the caller's was, in the same memory where that is possible."""
-        return as_in(self.layout, {spec.name: as_dtype(self.arrays[spec.name], spec.dtype) for spec in self.layout})
+        """A copy, with the types and dtypes of the caller's model."""
+        copies = {spec.name: as_dtype(self.arrays[spec.name].copy(), spec.dtype) for spec in self.layout}
+        return as_in(self.layout, copies)
 
 
 def held_dtype(spec: Spec) -> np.dtype[Any]:
@@ -153,6 +161,13 @@ def read_model(state: Mapping[str, Array], prefix: str, like: Held) -> Held:
             raise ValueError(f"its tensor {name!r} has entries that are not finite")
         arrays[name] = array
     return like._replace(arrays=arrays)
+
+
+def read_numbers(array: Array, dtype: type) -> list[Any]:
+    """The numbers in a row of this dtype, finite."""
+    if array.ndim != 1 or array.dtype != dtype or not np.isfinite(array).all():
+        raise ValueError("it holds other numbers")
+    return list(array.tolist())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from fedfq.codec.errors import PayloadError
 from fedfq.codec.format.message import EXACT, NOTHING, Message, hash_model, read_exact
 from fedfq.types import Array
 
-from .held import Held, State, read_model, reading_state
+from .held import Held, State, read_model, read_numbers, reading_state
 
 ANCHOR, LAST = "anchor/", "last"  # of a state
 
@@ -39,7 +39,7 @@ class Replica:
     """
 
     def __init__(self, initial: Any | Callable[[], Any]) -> None:
-        makes = callable(initial) and not hasattr(initial, "state_dict")
+        makes = callable(initial) and (isinstance(initial, type) or not hasattr(initial, "state_dict"))
         self._make = initial if makes else None
         self._anchor: Held | None = None if makes else Held.of(initial)  # None: the initial model, made when needed
         self._like: Held | None = None  # without its arrays
@@ -54,7 +54,7 @@ class Replica:
             raise TypeError(f"a message is bytes, got {type(message).__name__}")
         parsed = Message.parse(bytes(message))
         if parsed.version == self.version and parsed.digest == self._find_digest():
-            return self._return(self._current())  # a transport may deliver a message twice
+            return self._current().returned()  # a transport may deliver a message twice
         anchor = self._find_base(parsed)
         for step in parsed.steps:
             anchor = anchor.apply(step.payload)
@@ -63,12 +63,6 @@ class Replica:
             _refuse("the message leads to another model than the server's")
         self._anchor, self._last, self._digest, self.version = anchor, parsed.last, parsed.digest, parsed.version
         self._anchor_version = parsed.steps[-1].version if parsed.steps else parsed.base
-        return self._return(model)
-
-    def _return(self, model: Held) -> dict[str, Any]:
-        """Not in the memory of the anchor."""
-        if not self._last:
-            model = model._replace(arrays={name: array.copy() for name, array in model.arrays.items()})
         return model.returned()
 
     def _find_base(self, message: Message) -> Held:
@@ -114,11 +108,11 @@ class Replica:
         return self._like
 
     def state_dict(self) -> State:
-        """All of the state, as plain arrays for any file format: one model, or none before the first anchor."""
+        """All of the state, copied, as plain arrays for any file format: a model, or none while a function makes it."""
         anchor = {} if self._anchor is None else self._anchor.arrays
-        state = {ANCHOR + name: array for name, array in anchor.items()}
+        state = {ANCHOR + name: array.copy() for name, array in anchor.items()}
         state[LAST] = np.frombuffer(self._last, np.uint8)
-        state["digest"] = np.frombuffer(self._digest if self.version else b"", np.uint8)
+        state["digest"] = np.frombuffer(self._find_digest(), np.uint8)
         state["versions"] = np.array([self.version, self._anchor_version])
         return state
 
@@ -126,12 +120,16 @@ class Replica:
         """Restore what `state_dict` gave, of a replica with the same initial model. Nothing changes if it is no such
         state."""
         with reading_state("Replica"):
-            anchored = any(name.startswith(ANCHOR) for name in state)
-            anchor = read_model(state, ANCHOR, self._find_anchor()) if anchored else None
+            version, anchor_version = read_numbers(state["versions"], np.int64)
+            if not 0 <= anchor_version <= version:
+                raise ValueError("its versions are none")
             last, digest = state[LAST].tobytes(), state["digest"].tobytes()
-            version, anchor_version = state["versions"].tolist()
-            base = anchor or self._find_anchor()
-            if digest and hash_model((base.apply(last) if last else base).arrays) != digest:
+            anchor, base = self._anchor, self._find_anchor()
+            if any(name.startswith(ANCHOR) for name in state):
+                anchor = base = read_model(state, ANCHOR, base)
+            elif anchor_version or self._anchor_version:
+                raise ValueError("it lacks its anchor")
+            if hash_model((base.apply(last) if last else base).arrays) != digest:
                 raise ValueError("it does not lead to the model that it says")
         self._anchor, self._last, self._digest = anchor, last, digest
         self.version, self._anchor_version = version, anchor_version

@@ -14,7 +14,7 @@ from fedfq.codec.format.message import EXACT, HELD, MOST_STEPS, NOTHING, Message
 from fedfq.codec.ratio import LEAST_BYTES
 from fedfq.types import Array
 
-from .held import Held, State, read_model, reading_state
+from .held import Held, State, read_model, read_numbers, reading_state
 
 RATIO = 128  # float32 bytes / message bytes, where no ratio is given; but LEAST_BYTES
 # What clients' model lacks of w, over the energy of a round's change: with more, the next anchor is due if that helps.
@@ -66,19 +66,22 @@ class Broadcast:
             start = start.zeros().add(change)
         self.version = 0
         self.left_out = 0.0  # energy of what clients' model lacks of w, over that of a round's change
-        least = LEAST_BYTES if ratio is None else 0
-        self._budget = max(int(raw_bytes(start.layout) / (RATIO if ratio is None else ratio)), least) - OVERHEAD
+        if ratio is not None:
+            Codec(ratio=ratio)  # refuses what is no ratio
+        self._may_grow = ratio is None
+        raw = raw_bytes(start.layout)
+        self._budget = (max(raw // RATIO, LEAST_BYTES) if ratio is None else int(raw / ratio)) - OVERHEAD
         self._true = self._anchor = self._held = start
         self._digests = [hash_model(start.arrays)]  # of all versions
         self._anchors = [Anchor(0, payload)]
         self._last = b""
         self._change = 0.0  # energy of a round's, in the mean
         self._fresh = 0.0  # what the first payload after the newest anchor left out
-        self._encode(start, start.with_any_statistics())  # a ratio that no payload can have is refused now
+        self._encode(start, start.with_others())  # a ratio that no payload can have is refused now
 
     @property
     def model(self) -> dict[str, Any]:
-        """What clients hold: names, shapes and dtypes of the given model. Do not change its arrays."""
+        """A copy of what clients hold: names, shapes and dtypes of the given model."""
         return self._held.returned()
 
     def advance(self, new_model: Any) -> None:
@@ -105,10 +108,15 @@ class Broadcast:
     def _encode(self, anchor: Held, new: Held) -> tuple[bytes, Held]:
         """The difference, and what clients make of it."""
         difference = anchor.difference(new)
-        if self._budget <= 0:
-            raise BudgetError(self._budget + OVERHEAD, OVERHEAD + 1, raw_bytes(anchor.layout))
-        codec = Codec(max_bytes=self._budget, layout="digest", keep=())
-        payload, change = codec.encode_and_decode(difference, self.version, None)
+        budget = max(self._budget, 1)
+        try:
+            codec = Codec(max_bytes=budget, layout="digest", keep=())
+            payload, change = codec.encode_and_decode(difference, self.version, None)
+        except BudgetError as error:  # for integers and statistics
+            if not self._may_grow:
+                raise BudgetError(budget + OVERHEAD, error.minimum + OVERHEAD, error.raw) from None
+            codec = Codec(max_bytes=error.minimum, layout="digest", keep=())
+            payload, change = codec.encode_and_decode(difference, self.version, None)
         return payload, anchor.add(change)
 
     def _shorten_chain(self, anchors: list[Anchor]) -> list[Anchor]:
@@ -155,9 +163,9 @@ class Broadcast:
         return [Step(anchor.version, anchor.payload) for anchor in self._anchors[place + 1 :]]
 
     def state_dict(self) -> State:
-        """All of the state, as plain arrays for any file format. Later rounds do not change them."""
-        state = {TRUE + name: array for name, array in self._true.arrays.items()}
-        state |= {ANCHOR + name: array for name, array in self._anchor.arrays.items()}
+        """All of the state, copied, as plain arrays for any file format."""
+        state = {TRUE + name: array.copy() for name, array in self._true.arrays.items()}
+        state |= {ANCHOR + name: array.copy() for name, array in self._anchor.arrays.items()}
         for place, anchor in enumerate(self._anchors):
             state[f"{PAYLOAD}{place}"] = np.frombuffer(anchor.payload, np.uint8)
         state[LAST] = np.frombuffer(self._last, np.uint8)
@@ -172,10 +180,12 @@ class Broadcast:
             true, anchor = (read_model(state, prefix, self._anchor) for prefix in (TRUE, ANCHOR))
             joined = state["digests"].tobytes()
             digests = [joined[at : at + DIGEST_BYTES] for at in range(0, len(joined), DIGEST_BYTES)]
-            versions = state["anchors"].tolist()
+            versions = read_numbers(state["anchors"], np.int64)
+            if not versions or versions[0] < 0 or versions[-1] >= len(digests) or sorted(set(versions)) != versions:
+                raise ValueError("its anchors are no versions")
             anchors = [Anchor(at, state[f"{PAYLOAD}{place}"].tobytes()) for place, at in enumerate(versions)]
             last = state[LAST].tobytes()
-            left_out, change, fresh = state["numbers"].tolist()
+            left_out, change, fresh = read_numbers(state["numbers"], np.float64)
             held = anchor.apply(last) if last else anchor
             if hash_model(held.arrays) != digests[-1]:
                 raise ValueError("it does not lead to the newest version")

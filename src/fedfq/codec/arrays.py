@@ -61,5 +61,5 @@ def as_torch(array: Array, dtype: Any) -> Any:
     tensor = torch.from_numpy(array)
     if tensor.dtype != dtype:  # bfloat16 or 8 bits, whose largest numbers are smaller than those of float32
         limits = torch.finfo(dtype)
-        tensor = tensor.clamp_(limits.min, limits.max).to(dtype)
+        tensor = tensor.clamp(limits.min, limits.max).to(dtype)
     return tensor

@@ -182,7 +182,9 @@ def _read_ratio(value: Any) -> Any:
 def _check_ratio(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be a number, got {value!r}")
-    check_ratio(value, name)
+    with suppress(OverflowError):  # of an integer of hundreds of digits
+        return check_ratio(float(value), name)
+    raise ValueError(f"{name} is too large")
 
 
 def _canonical(value: Any) -> Any:

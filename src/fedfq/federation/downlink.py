@@ -7,8 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedfq.broadcast.held import reading_state
+from fedfq.broadcast.held import read_numbers, reading_state
 from fedfq.broadcast.server import Broadcast
+from fedfq.codec.errors import BudgetError
 from fedfq.methods import Method, Order, State
 from fedfq.methods.method import ANY_ROUND
 from fedfq.methods.warm import make_up
@@ -105,6 +106,8 @@ class BroadcastDownlink(Downlink):
     def advance(self, theta: Model) -> None:
         try:
             self.broadcast.advance(theta)
+        except BudgetError:
+            raise
         except ValueError:  # the training diverged: clients go on with the last model that was finite
             return
         self.model = self.broadcast.model
@@ -164,7 +167,7 @@ class OwnDownlink(Downlink):
     def load_state_dict(self, state: State, theta: Model) -> None:
         with reading_state("way down"):
             sizes, model = state["sizes"], {name: state[f"model/{name}"] for name in theta}
-            if sizes.ndim != 1 or sizes.dtype != np.int64 or len(state) != 1 + len(model):
+            if min(read_numbers(sizes, np.int64), default=0) < 0:
                 raise ValueError("its sizes are none")
             if any(model[name].shape != v.shape or model[name].dtype != v.dtype for name, v in theta.items()):
                 raise ValueError("its model has other tensors")

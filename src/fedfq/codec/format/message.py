@@ -25,6 +25,7 @@ VERSION = 1
 HEAD = struct.Struct("<2sBBI")  # magic, version, what it starts from, checksum
 
 HELD, NOTHING, EXACT = 0, 1, 2  # a message starts from a model that is held, from zeros, or brings one
+MOST_VERSIONS = 1 << 62
 MOST_STEPS = 64  # of a message: each takes the time of a model
 
 
@@ -95,6 +96,8 @@ class Message(NamedTuple):
             before += reader.varint()
             steps.append(Step(before, bytes(reader.take(reader.varint()))))
         newest = before + reader.varint()
+        if newest >= MOST_VERSIONS:
+            refuse_malformed(f"version {newest}")
         digest = bytes(reader.take(DIGEST_BYTES))
         return Message(start, held, held_digest, base, exact, steps, newest, digest, bytes(reader.rest()))
 

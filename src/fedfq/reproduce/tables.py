@@ -133,8 +133,8 @@ def table_2(columns: Sequence[Column], found: Outcomes) -> Table:
         "client that takes part in every round, as the paper counts (a tenth of the sum, with ten clients per round), "
         f"and of all clients. {SEVERAL}",
         f"Fewer: {FEDAVG}'s bytes over the method's. Wire and claimed: as in Table 1, over the whole run.",
-        "Both ways: MiB up and down to all clients until then, first contacts included (those that need the initial "
-        f"model, which others are taken to make themselves). {DOWN_SAYS}",
+        "Both ways: MiB up and down to all clients until then, with the initial model once to each where it is needed. "
+        f"{DOWN_SAYS}",
         "@N is a ratio of N. Methods without one have their defaults: stc sends one entry in 400. Of ours, one ratio "
         "per column is compared with the others, and it is named there. No other method was tuned.",
     )

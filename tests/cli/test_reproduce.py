@@ -131,7 +131,7 @@ def test_bad_input_is_one_line_and_writes_nothing(small: Path, arguments: tuple[
 
 
 def test_the_help_says_how_long_it_takes() -> None:
-    assert "8 hours" in " ".join(ok("reproduce", "--help").split())
+    assert "10 hours" in " ".join(ok("reproduce", "--help").split())
 
 
 # Tables 3 and 4: what can be asked without a network

@@ -271,6 +271,7 @@ TARGET_ROWS = (
     *(FEDAVG, "fedavg-2bit", "fedfq-cgsa:claimed_ratio=32", "fedfq-cgsa:claimed_ratio=128"),
     *(f"fedfq@32{MEMORY}", f"fedfq@64{MEMORY}", f"fedfq@128{MEMORY}", f"fedfq@256{MEMORY}"),
     *("fedfq@128", "fedfq@256", "eden@32", "eden@256"),
+    *(f"fedfq@128{DOWN}", f"fedfq@256{DOWN}"),
 )
 SHORT_TARGET_ROWS = (FEDAVG, "fedfq-cgsa:claimed_ratio=32", f"fedfq@256{MEMORY}")
 

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common import serde
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedfq.flower.arrays import blob
-from fedfq.flower.protocol import ORDER, UPDATE, seal, unseal
+from fedfq.flower.protocol import LACKS, MODEL, ORDER, UPDATE, seal, unseal
 from tests.updates import Array as NDArray
 from tests.updates import network
 
@@ -30,22 +31,40 @@ class LocalGrid(Grid):
         self.contexts = {node: context(node, (node_config or {}).get(node, {})) for node in range(1, nodes + 1)}
         self.tamper: Callable[[int, Message], Message] = lambda node, reply: reply
         self.sent: list[Message] = []
-        self.replies: list[Message] = []
+        self.replies: list[Message] = []  # of the last round
+        self.log: list[Message] = []  # all that was ever sent
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self.contexts)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         self.sent = [travelled(message) for message in messages]
-        self.replies = []
+        replies = []
         for message in sorted(self.sent, key=lambda message: message.metadata.dst_node_id):
             node = message.metadata.dst_node_id
-            reply = travelled(self.app(travelled(message), self.contexts[node]))
+            reply = travelled(self._run(message))
+            if is_no_answer(reply):
+                replies.append(reply)
+                continue
             change_payloads(reply, lambda sealed: bytes(unseal(sealed)[0]))
             reply = self.tamper(node, reply)
             change_payloads(reply, lambda payload, sent=message: seal(payload, sent.content[ORDER]["token"]))
-            self.replies.append(reply)
-        return [travelled(reply) for reply in self.replies]
+            replies.append(reply)
+        again = {node_of(reply) for reply in self.replies if is_no_answer(reply)}  # who are asked a second time
+        asked = {node_of(reply) for reply in replies}
+        earlier = self.replies if again and asked <= again else []
+        self.replies = [reply for reply in earlier if node_of(reply) not in asked] + replies
+        self.log += self.sent
+        return [travelled(reply) for reply in replies]
+
+    def _run(self, message: Message) -> Message:
+        """What Flower makes of an app's exception."""
+        try:
+            return self.app(travelled(message), self.contexts[message.metadata.dst_node_id])
+        except TypeError as error:
+            if MODEL not in str(error):
+                raise  # a mistake in a test
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
 
     def restart(self, node: int) -> None:
         """The SuperNode restarts under the same id: what was in its memory is gone."""
@@ -63,6 +82,15 @@ def change_payloads(reply: Message, change: Callable[[bytes], bytes]) -> None:
         for name, array in record.items():
             if array.stype == UPDATE:
                 record[name] = blob(change(array.data), UPDATE)
+
+
+def node_of(reply: Message) -> int:
+    return reply.metadata.src_node_id
+
+
+def is_no_answer(reply: Message) -> bool:
+    """Whether the node could do nothing with what it was sent."""
+    return MODEL in (reply.error.reason or "") if reply.has_error() else LACKS in reply.content
 
 
 def payload_of(reply: Message) -> bytes:

@@ -63,8 +63,9 @@ def saying(node: int, data: bytes | None = None, **metrics: Any) -> Callable[[in
 class Server:
     """A strategy, round after round; replies arrive in any order."""
 
-    def __init__(self, strategy: Strategy, nodes: int = 4, **options: Any) -> None:
-        self.grid = LocalGrid(app([fedfq_mod(4, unbiased=False, error_feedback=False, gain=False)], train), nodes)
+    def __init__(self, strategy: Strategy, nodes: int = 4, initial: Any = None, **options: Any) -> None:
+        mod = fedfq_mod(4, unbiased=False, error_feedback=False, gain=False, initial=initial)
+        self.grid = LocalGrid(app([mod], train), nodes)
         self.strategy = Compressed(strategy, **options)
         self.model = record(model())
         self.number = 0
@@ -348,7 +349,7 @@ def test_a_reply_of_an_earlier_round_is_refused():
 
 
 def test_a_reply_of_another_node_is_refused():
-    server = Server(FedAvg())
+    server = Server(FedAvg(), initial=model())
     messages = server.strategy.configure_train(1, server.model, ConfigRecord(), server.grid)
     replies = list(server.grid.send_and_receive(messages))
     replies[0].content = travelled(replies[1]).content
@@ -357,7 +358,7 @@ def test_a_reply_of_another_node_is_refused():
 
 
 def test_a_reply_counts_once():
-    server = Server(FedAvg())
+    server = Server(FedAvg(), initial=model())
     messages = server.strategy.configure_train(1, server.model, ConfigRecord(), server.grid)
     replies = list(server.grid.send_and_receive(messages))
     _, metrics = server.strategy.aggregate_train(1, [*replies, travelled(replies[1])])
@@ -365,7 +366,7 @@ def test_a_reply_counts_once():
 
 
 def test_a_payload_without_its_tag_is_refused():
-    server = Server(FedAvg())
+    server = Server(FedAvg(), initial=model())
     messages = server.strategy.configure_train(1, server.model, ConfigRecord(), server.grid)
     replies = list(server.grid.send_and_receive(messages))
     for reply, tag in zip(replies, (b"", bytes(7), bytes(8))):

@@ -6,6 +6,8 @@ import time
 import numpy as np
 import pytest
 
+from fedfq.broadcast.replica import Replica
+from fedfq.broadcast.server import Broadcast
 from fedfq.flower.arrays import digest, pack
 from fedfq.flower.memory import MAX_STATE_BYTES, MODELS_KEPT, InState, OnDisk, memory_of
 from tests.flower.local import RUN, context, record
@@ -25,7 +27,7 @@ def test_large_models_are_remembered_on_disk():
         *((most // 2 - 1000, np.float64, InState), (most // 2 + 1000, np.float64, OnDisk)),
     ]
     for count, dtype, kind in cases:
-        assert isinstance(memory_of(context(1), record({"w": np.zeros(count, dtype)})), kind)
+        assert isinstance(memory_of(context(1), {"w": np.zeros(count, dtype)}), kind)
 
 
 @pytest.mark.parametrize("kind", [InState, OnDisk])
@@ -43,11 +45,32 @@ def test_residuals_of_the_accepted_and_the_last_round_are_kept(kind):
 
 @pytest.mark.parametrize("kind", [InState, OnDisk])
 def test_the_initial_model_is_known_by_its_digest(kind):
-    memory, name = kind(context(1)), digest(INITIAL)
-    assert not memory.has_initial(name) and memory.initial(name) is None
-    memory.keep_initial(INITIAL)
-    assert memory.has_initial(name) and not memory.has_initial("another")
-    assert memory.initial(name).data == INITIAL.data
+    memory, name = kind(context(1)), digest(RESIDUAL)
+    assert memory.initial(name) is None
+    memory.keep_initial(name, INITIAL)
+    assert memory.initial("f" * 16) is None
+    assert_identical(memory.initial(name), RESIDUAL)
+
+
+@pytest.mark.parametrize("kind", [InState, OnDisk])
+def test_a_replica_is_kept_with_the_model_that_it_began_with(kind):
+    server, replica, memory = Broadcast(RESIDUAL), Replica(RESIDUAL), kind(context(1))
+    assert memory.replica("0" * 16) is None
+    server.advance(OTHER)
+    replica.receive(server.message(0))
+    memory.keep_replica("0" * 16, replica.state_dict())
+    assert memory.replica("f" * 16) is None
+    again = Replica(RESIDUAL)
+    again.load_state_dict(kind(memory_context(memory)).replica("0" * 16))
+    assert (again.version, again.digest) == (1, server.digest(1))
+
+
+def memory_context(memory):
+    """Where this memory is, as the next message finds it."""
+    found = context(1)
+    if isinstance(memory, InState):
+        found.state = memory._state
+    return found
 
 
 def test_files_belong_to_a_run_and_a_node(flower_home):
@@ -63,14 +86,15 @@ def test_files_belong_to_a_run_and_a_node(flower_home):
 
 
 def test_damaged_files_are_as_good_as_none(flower_home):
-    memory, name = OnDisk(context(1)), digest(INITIAL)
+    memory, name = OnDisk(context(1)), digest(RESIDUAL)
     memory.keep_residual(1, RESIDUAL, accepted=0)
-    memory.keep_initial(INITIAL)
+    memory.keep_initial(name, INITIAL)
+    memory.keep_replica(name, {"last": np.zeros(4, np.uint8)})
     for path in (flower_home / "fedfq" / "7").iterdir():
         path.write_bytes(path.read_bytes()[:-5])
     assert memory.residual(1) == {}
     assert memory.initial(name) is None
-    assert not memory.has_initial(name)
+    assert memory.replica(name) is None
 
 
 def test_folders_of_runs_that_are_over_are_cleared_away(flower_home):

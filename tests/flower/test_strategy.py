@@ -42,6 +42,7 @@ from tests.updates import Array as NDArray
 from tests.updates import assert_identical, network
 
 NODES = 7
+INITIAL = network(5)  # which nodes make themselves, where it is the initial model
 COUNTER = "bn.num_batches_tracked"
 
 STRATEGIES: dict[str, Callable[[], Strategy]] = {
@@ -62,13 +63,9 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "client-side fixed clipping": lambda: DifferentialPrivacyClientSideFixedClipping(FedAvg(), 0.1, 1.0, NODES),
     "client-side adaptive clipping": lambda: DifferentialPrivacyClientSideAdaptiveClipping(FedAvg(), 0.1, NODES),
 }
-MODS = {
-    "client-side fixed clipping": [fedfq_mod(32, unbiased=False, error_feedback=False, gain=False), fixedclipping_mod],
-    "client-side adaptive clipping": [
-        fedfq_mod(32, unbiased=False, error_feedback=False, gain=False),
-        adaptiveclipping_mod,
-    ],
-}
+MODS = {"client-side fixed clipping": [fixedclipping_mod], "client-side adaptive clipping": [adaptiveclipping_mod]}
+WITHOUT = {"unbiased": False, "error_feedback": False, "gain": False}
+OPTIONS = {name: WITHOUT for name in MODS}
 
 
 def by_hand(reply: Message, model: dict[str, NDArray], basis: fedfq.SharedBasis) -> Message:
@@ -89,18 +86,22 @@ def little_garbage():
     gc.unfreeze()
 
 
+@pytest.mark.parametrize("down_ratio", [None, 1])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_three_rounds_are_those_of_decoding_by_hand(name, little_garbage):
+def test_three_rounds_are_those_of_decoding_by_hand(name, down_ratio, little_garbage):
+    """What strategies see is their own model plus the updates, whatever clients trained from."""
     initial = network(5)
     if "clipping" in name or name == "QFedAvg":
         del initial[COUNTER]  # Flower's do not work with integers
-    grid = LocalGrid(app(MODS.get(name, [fedfq_mod(32)])), NODES)
-    compressed, reference = Compressed(STRATEGIES[name]()), STRATEGIES[name]()
+    grid = LocalGrid(app([fedfq_mod(32, **OPTIONS.get(name, {}), initial=initial), *MODS.get(name, [])]), NODES)
+    compressed, reference = Compressed(STRATEGIES[name](), down_ratio=down_ratio), STRATEGIES[name]()
     model = record(initial)
     for round_ in (1, 2, 3):
         before = arrays(model)
         replies = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
-        basis = fedfq.SharedBasis(before, initial)
+        held = compressed._downlink.model
+        assert (down_ratio == 1) == all((held[name] == before[name]).all() for name in held) or round_ == 1
+        basis = fedfq.SharedBasis(held, initial)
         expected_replies = [by_hand(reply, before, basis) for reply in grid.replies]
         reference.configure_train(round_, record(before), ConfigRecord(), grid)
         np.random.seed(round_)  # noqa: NPY002 (what Flower's noise is drawn from)
@@ -126,7 +127,7 @@ def test_lazily_decoded_models_are_exactly_those_decoded_by_hand():
             seen.update({reply.metadata.src_node_id: arrays(reply.content["arrays"]) for reply in replies})
             return super().aggregate_train(server_round, replies)
 
-    grid, compressed, model = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(Watching()), network(5)
+    grid, compressed, model = LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), 3), Compressed(Watching()), network(5)
     replies = grid.send_and_receive(compressed.configure_train(1, record(model), ConfigRecord(), grid))
     compressed.aggregate_train(1, replies)
     for reply in grid.replies:
@@ -138,7 +139,7 @@ def test_lazily_decoded_models_are_exactly_those_decoded_by_hand():
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam])
 def test_models_of_other_floats_keep_their_dtype(strategy, dtype):
     model = {name: value.astype(dtype) if value.dtype == np.float32 else value for name, value in network(5).items()}
-    grid = LocalGrid(app([fedfq_mod(16)]), 3)
+    grid = LocalGrid(app([fedfq_mod(16, initial=INITIAL)]), 3)
     result = Compressed(strategy()).start(grid, record(model), num_rounds=2)
     assert {name: value.dtype for name, value in arrays(result.arrays).items()} == {
         name: value.dtype for name, value in model.items()
@@ -160,7 +161,11 @@ def test_means_of_integers_are_rounded():
 
 def test_the_same_run_gives_the_same_bytes():
     def run() -> tuple[list[bytes], dict[str, NDArray]]:
-        grid, compressed, model = LocalGrid(app([fedfq_mod(64)]), 3), Compressed(FedAvg()), record(network(5))
+        grid, compressed, model = (
+            LocalGrid(app([fedfq_mod(64, initial=INITIAL)]), 3),
+            Compressed(FedAvg()),
+            record(network(5)),
+        )
         payloads = []
         for round_ in (1, 2, 3):
             replies = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
@@ -174,7 +179,7 @@ def test_the_same_run_gives_the_same_bytes():
 
 
 def test_metrics_are_sums_of_bytes_and_medians_of_errors():
-    grid, compressed = LocalGrid(app([fedfq_mod(64)]), 4), Compressed(FedAvg())
+    grid, compressed = LocalGrid(app([fedfq_mod(64, initial=INITIAL)]), 4), Compressed(FedAvg())
     model = network(5)
     replies = grid.send_and_receive(compressed.configure_train(1, record(model), ConfigRecord(), grid))
     sizes = [len(payload_of(reply)) + TAG_BYTES for reply in grid.replies]
@@ -195,7 +200,7 @@ def test_another_training_with_the_same_strategy_starts_afresh():
         rng = np.random.default_rng((number(context), round_))
         return {name: value + rng.laplace(size=value.shape).astype(value.dtype) for name, value in model.items()}
 
-    grid, compressed = LocalGrid(app([fedfq_mod(64)], train), 3), Compressed(FedAvg())
+    grid, compressed = LocalGrid(app([fedfq_mod(64, initial=INITIAL)], train), 3), Compressed(FedAvg())
     first = compressed.start(grid, record(network(5)), num_rounds=2)
     compressed.start(grid, record({"fc.weight": np.ones((30, 40), np.float32)}), num_rounds=2)  # another model
     again = compressed.start(grid, record(network(5)), num_rounds=2)
@@ -212,7 +217,7 @@ def test_the_model_travels_as_one_array_and_the_app_sees_an_ordinary_one():
         seen.append(model)
         return model
 
-    grid, model = LocalGrid(app([fedfq_mod()], train), 2), network(5)
+    grid, model = LocalGrid(app([fedfq_mod(initial=INITIAL)], train), 2), network(5)
     messages = Compressed(FedAvg()).configure_train(1, record(model), ConfigRecord(), grid)
     assert [len(message.content["arrays"]) for message in messages] == [1, 1]
     grid.send_and_receive(messages)
@@ -232,8 +237,8 @@ def test_evaluation_needs_no_mod():
 def test_a_client_without_the_mod_is_told_what_to_add():
     grid = LocalGrid(app([]), 2)
     messages = Compressed(FedAvg()).configure_train(1, record(network(5)), ConfigRecord(), grid)
-    with pytest.raises(TypeError, match=r"add fedfq.flower.fedfq_mod\(\) to the mods of the ClientApp"):
-        grid.send_and_receive(messages)
+    for reply in grid.send_and_receive(messages):
+        assert "add fedfq.flower.fedfq_mod() to the mods of the ClientApp" in reply.error.reason
 
 
 def test_a_model_that_cannot_travel_is_refused_by_name():
@@ -316,7 +321,7 @@ def test_a_bad_reply_is_dropped_and_the_round_goes_on(strategy, case, caplog):
         return reply
 
     model = record(network(5))
-    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 4), Compressed(strategy())
+    grid, compressed = LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), 4), Compressed(strategy())
     grid.tamper = third_node
     logging.getLogger("flwr").propagate = True
     replies = grid.send_and_receive(compressed.configure_train(1, model, ConfigRecord(), grid))
@@ -326,7 +331,7 @@ def test_a_bad_reply_is_dropped_and_the_round_goes_on(strategy, case, caplog):
     assert (metrics["fedfq-dropped"], metrics["fedfq-dropped-nodes"]) == (1, [3])
     assert metrics[f"fedfq-dropped-{reason}"] == 1
 
-    grid, reference = LocalGrid(app([fedfq_mod(32)]), 4), Compressed(strategy())
+    grid, reference = LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), 4), Compressed(strategy())
     replies = grid.send_and_receive(reference.configure_train(1, model, ConfigRecord(), grid))
     others = [reply for reply in replies if reply.metadata.src_node_id != 3]
     assert_identical(arrays(after), arrays(reference.aggregate_train(1, others)[0]))
@@ -340,14 +345,18 @@ def test_the_name_of_a_number_cannot_stand_for_a_list():
         with_metric(name, value)(reply)
         return reply
 
-    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 4), Compressed(FedAvg(fraction_evaluate=0.0))
+    grid, compressed = LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), 4), Compressed(FedAvg(fraction_evaluate=0.0))
     grid.tamper = tamper
     result = compressed.start(grid, record(network(5)), num_rounds=1)
     assert result.train_metrics_clientapp[1]["fedfq-dropped-nodes"] == [3]
 
 
 def test_of_two_that_differ_the_one_who_was_as_usual_before_is_kept():
-    grid, compressed, model = LocalGrid(app([fedfq_mod(32)]), 2), Compressed(FedAvg()), record(network(5))
+    grid, compressed, model = (
+        LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), 2),
+        Compressed(FedAvg()),
+        record(network(5)),
+    )
     for round_, dropped in ((1, 0), (2, 1)):
         grid.tamper = lambda node, reply, odd=dropped: (
             with_metric("extra", 1.0)(reply) if node == odd else None,
@@ -362,7 +371,10 @@ def test_of_two_that_differ_the_one_who_was_as_usual_before_is_kept():
 @pytest.mark.parametrize("loss", [float("nan"), -1.0, float("inf")])
 def test_a_loss_that_would_spoil_the_model_is_dropped(loss):
     """QFedAvg weighs replies by a power of their loss."""
-    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(QFedAvg(0.1, train_loss_key="loss"))
+    grid, compressed = (
+        LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), 3),
+        Compressed(QFedAvg(0.1, train_loss_key="loss")),
+    )
     grid.tamper = lambda node, reply: (with_metric("loss", loss)(reply) if node == 2 else None, reply)[1]
     result = compressed.start(grid, record({"fc.weight": network(5)["fc.weight"]}), num_rounds=1)
     assert result.train_metrics_clientapp[1]["fedfq-dropped-nodes"] == [2]
@@ -378,7 +390,7 @@ def test_integers_that_go_up_here_and_down_there(strategy, dtype):
         return model | {"count": np.array([5 if context.node_id == 1 else 9, 120], dtype)}
 
     model = {"weight": np.zeros((40, 50), np.float32), "count": np.array([7, 8], dtype)}
-    grid = LocalGrid(app([fedfq_mod(16)], train), 3)
+    grid = LocalGrid(app([fedfq_mod(16, initial=INITIAL)], train), 3)
     result = Compressed(strategy()).start(grid, record(model), num_rounds=1)
     count = arrays(result.arrays)["count"]
     assert count.tolist() == [8 if strategy is FedAvg else 9, 120] and count.dtype == dtype
@@ -391,7 +403,7 @@ def test_trees_are_refused():
 
 @pytest.mark.parametrize("strategy", [FedAvg, FedAdam, Krum, lambda: STRATEGIES["server-side adaptive clipping"]()])
 def test_a_round_without_a_usable_reply_leaves_the_model_as_it_is(strategy):
-    grid, compressed = LocalGrid(app([fedfq_mod(32)]), NODES), Compressed(strategy())
+    grid, compressed = LocalGrid(app([fedfq_mod(32, initial=INITIAL)]), NODES), Compressed(strategy())
     grid.tamper = lambda node, reply: (tampered(lambda payload: b"")(reply), reply)[1]
     replies = grid.send_and_receive(compressed.configure_train(1, record(network(5)), ConfigRecord(), grid))
     after, metrics = compressed.aggregate_train(1, replies)
@@ -405,7 +417,7 @@ def test_updates_beyond_max_norm_are_dropped(strategy):
         return {name: value + np.float32(100 if context.node_id == 2 else 0.01) for name, value in model.items()}
 
     model = {"weight": np.zeros((40, 50), np.float32)}  # norms 0.45 and 4,472
-    grid = LocalGrid(app([fedfq_mod(16)], train), 3)
+    grid = LocalGrid(app([fedfq_mod(16, initial=INITIAL)], train), 3)
     result = Compressed(strategy(), max_norm=10).start(grid, record(model), num_rounds=1)
     assert result.train_metrics_clientapp[1]["fedfq-dropped-nodes"] == [2]
     np.testing.assert_allclose(arrays(result.arrays)["weight"], 0.01, rtol=0.05)
@@ -415,7 +427,7 @@ def test_clients_that_fail_are_reported_by_the_strategy_itself():
     def train(model, context, round_):
         return {**model, "fc.bias": model["fc.bias"] + np.nan} if context.node_id == 1 else model
 
-    grid, compressed = LocalGrid(app([fedfq_mod(32)], train), 3), Compressed(FedAvg())
+    grid, compressed = LocalGrid(app([fedfq_mod(32, initial=INITIAL)], train), 3), Compressed(FedAvg())
     replies = grid.send_and_receive(compressed.configure_train(1, record(network(5)), ConfigRecord(), grid))
     assert "node 1" in grid.replies[0].error.reason and "'fc.bias'" in grid.replies[0].error.reason
     after, metrics = compressed.aggregate_train(1, replies)
@@ -429,9 +441,9 @@ def test_clients_that_fail_are_reported_by_the_strategy_itself():
 
 
 def test_nodes_get_the_initial_model_once_and_again_if_they_lost_it():
-    initial = network(5)
-    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(FedAvg())
-    model = record(initial)
+    """Where the model goes down with all its bits, and clients do not make the initial one."""
+    grid, compressed = LocalGrid(app([fedfq_mod(32)]), 3), Compressed(FedAvg(), down_ratio=1)
+    model = record(network(5))
 
     def round_(number: int, only: tuple[int, ...] = (1, 2, 3)) -> tuple[set[int], set[int]]:
         """Who was sent the initial model, and who used the basis."""
@@ -462,7 +474,10 @@ def test_nodes_get_the_initial_model_once_and_again_if_they_lost_it():
     assert round_(6) == (set(), {1, 2, 3})
 
 
-@pytest.mark.parametrize(("mod", "shared_basis"), [(fedfq_mod(32, basis="adaptive"), True), (fedfq_mod(32), False)])
+@pytest.mark.parametrize(
+    ("mod", "shared_basis"),
+    [(fedfq_mod(32, basis="adaptive", initial=INITIAL), True), (fedfq_mod(32, initial=INITIAL), False)],
+)
 def test_nodes_that_do_without_the_basis_are_not_sent_the_initial_model(mod, shared_basis):
     grid, compressed, model = (
         LocalGrid(app([mod]), 2),
@@ -527,7 +542,8 @@ def test_averaging_takes_less_than_two_models_for_any_number_of_replies():
     rng = np.random.default_rng(0)
     initial = {f"layer{k}": rng.normal(size=(512, 1024)).astype(np.float32) for k in range(6)}  # 12.6 MB
     low_rank = (rng.normal(size=(512, 2)) @ rng.normal(size=(2, 1024))).astype(np.float32)
-    grid = LocalGrid(app([fedfq_mod(256)], lambda model, *_: {k: v + low_rank for k, v in model.items()}), 2)
+    mods = [fedfq_mod(256, initial=initial)]
+    grid = LocalGrid(app(mods, lambda model, *_: {k: v + low_rank for k, v in model.items()}), 2)
     compressed, model = Compressed(FedAvg()), record(initial)
     for round_ in (1, 2):  # with a shared basis in the second
         reply, _ = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
@@ -562,10 +578,10 @@ LINEAR = ("FedAvg", "FedProx", "FedAvgM")
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_sketches_are_for_strategies_that_only_average(name: str) -> None:
     """Clients that would send noise are told not to where it is squared, compared or clipped."""
-    mods = [fedfq_mod(16, unbiased=True), *MODS.get(name, [])[1:]]
+    before = {key: array for key, array in network(5).items() if key != COUNTER}  # QFedAvg cannot do with integers
+    mods = [fedfq_mod(16, unbiased=True, initial=before), *MODS.get(name, [])]
     grid = LocalGrid(app(mods), NODES)
     strategy = Compressed(STRATEGIES[name]())
-    before = {key: array for key, array in network(5).items() if key != COUNTER}  # QFedAvg cannot do with integers
     replies = list(grid.send_and_receive(strategy.configure_train(1, record(before), ConfigRecord(), grid)))
     found = {fedfq.inspect(payload_of(reply), like=before).sketch_bytes > 0 for reply in replies}
     assert found == {name in LINEAR}
@@ -574,7 +590,7 @@ def test_sketches_are_for_strategies_that_only_average(name: str) -> None:
 
 
 def test_nor_are_they_where_norms_are_limited() -> None:
-    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), 2)
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True, initial=INITIAL)]), 2)
     messages = Compressed(FedAvg(), max_norm=1e3).configure_train(1, record(network(5)), ConfigRecord(), grid)
     (one, *_) = grid.send_and_receive(messages)
     assert fedfq.inspect(payload_of(one), like=network(5)).sketch_bytes == 0
@@ -584,7 +600,7 @@ def test_nor_are_they_where_norms_are_limited() -> None:
 @pytest.mark.parametrize("weight", [10, 1e-6])
 def test_nobody_owns_the_mean_with_a_sketch(unit: float, weight: float) -> None:
     """A sketch in huge units, beside sections like everybody's, is cut to ten times what is usual."""
-    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), NODES)
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True, initial=INITIAL)]), NODES)
 
     def tamper(node: int, reply: Message) -> Message:
         if node == 1:
@@ -616,7 +632,7 @@ def test_sketches_are_limited_by_rounds_that_had_none() -> None:
     model = record(network(5))
     for round_ in range(1, 5):
         if round_ == 4:
-            grid.app = app([fedfq_mod(16, unbiased=True)])
+            grid.app = app([fedfq_mod(16, unbiased=True, initial=INITIAL)])
             grid.tamper = tamper
         replies = grid.send_and_receive(strategy.configure_train(round_, model, ConfigRecord(), grid))
         after, metrics = strategy.aggregate_train(round_, replies)
@@ -626,7 +642,7 @@ def test_sketches_are_limited_by_rounds_that_had_none() -> None:
 
 
 def test_a_sketch_that_was_not_ordered_is_refused() -> None:
-    grid = LocalGrid(app([fedfq_mod(16, unbiased=True)]), NODES)
+    grid = LocalGrid(app([fedfq_mod(16, unbiased=True, initial=INITIAL)]), NODES)
     model = record(network(5))
     replies = list(grid.send_and_receive(Compressed(FedAvg()).configure_train(1, model, ConfigRecord(), grid)))
     strategy = Compressed(FedMedian())

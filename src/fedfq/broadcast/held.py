@@ -37,6 +37,8 @@ class Held(NamedTuple):
     @classmethod
     def of(cls, model: Any) -> Held:
         """A copy of the caller's model, which must be finite."""
+        if isinstance(model, Held):  # which nothing changes
+            return model
         tensors = read(model, KEEP)
         for tensor in tensors:
             if tensor.spec.is_float:

@@ -48,6 +48,11 @@ class Replica:
         self._digest = b""  # of the newest model; of the initial one it is found when it is needed
         self.version = 0
 
+    @property
+    def digest(self) -> bytes:
+        """That of the held model's bits: `Broadcast.digest` has it for every version."""
+        return self._find_digest()
+
     def receive(self, message: bytes | bytearray | memoryview) -> dict[str, Any]:
         """The newest model: names, shapes and dtypes of the initial one. The caller may change it."""
         if not isinstance(message, (bytes, bytearray, memoryview)):

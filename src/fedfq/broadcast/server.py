@@ -84,6 +84,10 @@ class Broadcast:
         """A copy of what clients hold: names, shapes and dtypes of the given model."""
         return self._held.returned()
 
+    def digest(self, version: int) -> bytes:
+        """That of a version's bits: a replica that holds it has the same."""
+        return self._digests[version]
+
     def advance(self, new_model: Any) -> None:
         """The next version: what one round made of the model. Raises `ValueError` for one that is not finite, or of
         another layout; then nothing has changed."""

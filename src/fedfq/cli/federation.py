@@ -165,8 +165,6 @@ def _name_run(settings: dict[str, Any], execution: Execution) -> tuple[Config, P
     """A new run, and its folder."""
     from fedfq.federation.config import Config
 
-    if execution.engine == "flower":  # which sends all bits of the model
-        settings = {"down_ratio": 1} | settings
     config = Config.make(**settings)
     name = f"{config.task}-{config.label}-{config.seed}".replace(":", "-")
     return config, execution.out or Path("runs") / name

@@ -28,6 +28,7 @@ from fedfq import tasks
 from fedfq.federation.client import load, local_sgd, refuse_unusable, state
 from fedfq.federation.clients import ENCODING, TRAINING, random
 from fedfq.federation.config import Config
+from fedfq.federation.downlink import AUTO
 from fedfq.federation.folder import Folder
 from fedfq.federation.loop import sample
 from fedfq.flower.arrays import record, size, tensors, views
@@ -36,6 +37,7 @@ from fedfq.flower.protocol import LONGEST_REASON
 from fedfq.flower.replies import LARGEST_WEIGHT, Arrivals
 from fedfq.flower.strategy import Compressed, NothingAccepted
 from fedfq.tasks.task import Data, Task, evaluate
+from fedfq.types import Array as NDArray
 
 PATHS = ("data-dir", "out")  # in the run's configuration: what its result does not depend on
 METHODS = ("fedavg", "fedfq")
@@ -46,11 +48,11 @@ RETRY_PAUSE_S = 1.0  # before nodes are asked again
 def configuration(run_config: Mapping[str, Any]) -> Config:
     """The keys of `fedfq run` in a Flower app's configuration; an empty text means not given."""
     given = {key.replace("-", "_"): value for key, value in run_config.items() if key not in PATHS and value != ""}
-    config = Config.make(**({"down_ratio": 1} | given))
-    if config.down_ratio != 1:
-        raise ValueError("down_ratio must be 1 on Flower: the model is sent there as Flower sends it")
+    config = Config.make(**given)
     if config.method not in METHODS:
         raise ValueError(f"method {config.method!r} does not run on Flower; {' and '.join(METHODS)} do")
+    if config.method == "fedavg" and config.down_ratio != 1:
+        raise ValueError("down_ratio must be 1 for fedavg on Flower, which sends all bits both ways")
     return config
 
 
@@ -71,6 +73,7 @@ class World(NamedTuple):
     data: Data
     shards: list[Any]
     model: nn.Module
+    initial: dict[str, NDArray]
 
 
 @lru_cache(maxsize=1)
@@ -78,7 +81,9 @@ def _world(task: str, split: str, clients: int, seed: int, data_dir: str) -> Wor
     torch.set_num_threads(1)
     known = tasks.get(task)
     data = known.load(Path(data_dir) if data_dir else None)
-    return World(known, data, tasks.split(split, data, clients, seed), known.model(seed))
+    model = known.model(seed)
+    initial = {name: value.copy() for name, value in state(model).items()}
+    return World(known, data, tasks.split(split, data, clients, seed), model, initial)
 
 
 def world(config: Config, run_config: Mapping[str, Any]) -> World:
@@ -93,11 +98,12 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
     config = configuration(context.run_config)
     if config.method == "fedavg":
         return call_next(message, context)
-    seed = 0
-    if message.metadata.message_type == MessageType.TRAIN:
-        numbers = ENCODING, int(_config(message)["server-round"]), _number(context)
-        seed = int(random(config, *numbers).integers(2**62))
-    return fedfq_mod(**config.options, seed=seed)(message, context, call_next)
+    if message.metadata.message_type != MessageType.TRAIN:
+        return call_next(message, context)
+    numbers = ENCODING, int(_config(message)["server-round"]), _number(context)
+    seed = int(random(config, *numbers).integers(2**62))
+    initial = world(config, context.run_config).initial if config.initial_ratio is None else None
+    return fedfq_mod(**config.options, seed=seed, initial=initial)(message, context, call_next)
 
 
 client = ClientApp(mods=[compress])
@@ -106,7 +112,7 @@ client = ClientApp(mods=[compress])
 @client.train()
 def train(message: Message, context: Context) -> Message:
     config = configuration(context.run_config)
-    task, data, shards, model = world(config, context.run_config)
+    task, data, shards, model, _ = world(config, context.run_config)
     number, round_ = _number(context), int(_config(message)["server-round"])
     theta = tensors(message.content.array_records["arrays"])
     refuse_unusable("cpu", config.precision)
@@ -132,13 +138,13 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     config = configuration(context.run_config)
-    task, data, _, model = world(config, context.run_config)
+    task, data, _, model, start = world(config, context.run_config)
     folder = Folder(Path(str(context.run_config["out"])))
     folder.refuse_if_taken()
     nodes = find_clients(grid, config.clients)
-    folder.begin(config, state(model), engine="flower", flwr=version("flwr"))
+    folder.begin(config, start, engine="flower", flwr=version("flwr"))
     ledger = RunLedger(config, folder, task, data, model, make_strategy(config, nodes), nodes)
-    initial = record(state(model))
+    initial = record(start)
     arrays = initial
     with suppress(NothingAccepted):  # the ledger says so
         arrays = ledger.strategy.start(grid, initial, config.rounds, evaluate_fn=ledger.after_round).arrays or initial
@@ -148,7 +154,12 @@ def main(grid: Grid, context: Context) -> None:
 def make_strategy(config: Config, nodes: list[int]) -> Counted | Compressed:
     if config.method != "fedfq":
         return Counted(config, nodes)
-    return Compressed(Sampled(config, nodes), shared_basis=config.make_method().uses_initial)
+    return Compressed(
+        Sampled(config, nodes),
+        down_ratio=None if config.down_ratio == AUTO else float(config.down_ratio),
+        initial_ratio=config.initial_ratio,
+        shared_basis=config.make_method().uses_initial,
+    )
 
 
 def find_clients(grid: Grid, count: int) -> list[int]:
@@ -197,12 +208,15 @@ class Counted(Sampled):
 
     last = Arrivals(0, 0, [], [])
     layout: Mapping[str, Any] = {}
+    downlink = 0  # bytes of the models of this round
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         self.layout = _layout(arrays)
-        return super().configure_train(server_round, arrays, config, grid)
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self.downlink = sum(size(message.content) for message in messages)
+        return messages
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -215,7 +229,7 @@ class Counted(Sampled):
             else:
                 dropped.append((reply.metadata.src_node_id, reason[:LONGEST_REASON]))
         nodes = [reply.metadata.src_node_id for reply in accepted]
-        self.last = Arrivals(self.config.per_round, uplink, nodes, dropped)
+        self.last = Arrivals(self.downlink, uplink, nodes, dropped)
         return super().aggregate_train(server_round, accepted)
 
     def _refusal(self, reply: Message) -> str | None:
@@ -269,9 +283,8 @@ class RunLedger:
         if round_ == 0:
             return None
         accuracy, loss = self._evaluate(round_, arrays)
-        model_bytes = sum(tensor.nbytes for tensor in self.model.state_dict().values())
         chosen = sample(self.config, round_)
-        models, uplink, accepted, dropped = self.strategy.last
+        downlink, uplink, accepted, dropped = self.strategy.last
         reasons = dict.fromkeys(set(chosen) - {self.numbers[node] for node in accepted}, "no reply")
         # Of a node that is gone, the SuperLink answers in its own name.
         reasons |= {self.numbers[node]: reason for node, reason in dropped if node in self.numbers}
@@ -282,7 +295,7 @@ class RunLedger:
             "train_loss": None,
             "clients": chosen,
             "uplink_bytes": uplink,
-            "downlink_bytes": model_bytes * models,
+            "downlink_bytes": downlink,
             "claimed_bits": 8 * uplink,
             "rejected": [{"client": number, "reason": reason} for number, reason in sorted(reasons.items())],
         }

@@ -6,7 +6,6 @@ tensors travels as one Array, which holds the others' bytes as they are.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import weakref
@@ -20,6 +19,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 
+from fedfq.codec.format.message import hash_model
 from fedfq.types import Array as NDArray
 
 from .protocol import MODEL
@@ -122,9 +122,10 @@ def _is_row(row: Any) -> bool:
     return is_text and size >= 0 and len(shape) <= MAX_DIMENSIONS and all(type(side) is int for side in shape)
 
 
-def digest(packed: Array) -> str:
-    """A name for a packed model."""
-    return hashlib.sha256(packed.data).hexdigest()[:16]
+def digest(model: Mapping[str, NDArray]) -> str:
+    """A name for the bits of a model as nodes hold it: with float32 for all floats."""
+    wide = {name: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for name, a in model.items()}
+    return hash_model(wide).hex()
 
 
 def views(record: Mapping[str, Array]) -> dict[str, NDArray]:

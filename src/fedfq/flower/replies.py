@@ -16,7 +16,7 @@ from fedfq.codec.errors import FedFQError
 
 from .arrays import size
 from .limits import UNSCALED, Pair
-from .protocol import BYTES, NMSE, RATIO, SETTLED, UPDATE, printable, unseal
+from .protocol import BYTES, LACKS, NMSE, RATIO, UPDATE, printable, unseal
 
 DROPPED, SCALED, REWEIGHTED = "fedfq-dropped", "fedfq-scaled", "fedfq-reweighted"
 FAILED = "fedfq-failed"  # nodes that answered with an error, or not at all
@@ -28,7 +28,7 @@ WORST_NMSE = 1e6  # a payload of zeros has 1; a sketch of few bytes has many tim
 class Arrivals(NamedTuple):
     """What went out and came in in the last round."""
 
-    models: int  # that were sent: one per node, and the initial one where it was sent as well
+    downlink_bytes: int  # of all Arrays that went out, those of evaluations since the round before too
     uplink_bytes: int  # of all Arrays that came in, those of dropped replies too
     accepted: list[int]  # nodes
     dropped: list[tuple[int, str]]  # nodes, and why; those that failed themselves too
@@ -37,8 +37,8 @@ class Arrivals(NamedTuple):
 class Unusable(FedFQError):
     """A reply that is dropped, though its payload, if there is one, may be sound.
 
-    `reason` is "reply" (not a payload and one record of metrics), "version", "weight", "metrics", "norm", "sketch" or
-    "replay".
+    `reason` is "reply" (not a payload and one record of metrics), "held", "version", "weight", "metrics", "norm",
+    "sketch" or "replay".
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -62,7 +62,6 @@ class ReplyContent:
     weight_key: str | None
     weight: Any  # 1 for a strategy without weights; anything until it was checked
     nmse: float | None
-    settled: bool
     norms: Pair = UNSCALED  # until they are known
     norms_without_sketch: Pair = UNSCALED  # likewise
     scales: Pair = UNSCALED
@@ -108,6 +107,8 @@ def _in_words(kinds: Kinds) -> str:
 
 def read(node: int, content: RecordDict, weight_key: str | None) -> ReplyContent:
     arrays, metrics = list(content.array_records.items()), list(content.metric_records.items())
+    if LACKS in content:
+        raise Unusable("held", "it cannot use the model that it was sent, not even with all that it said it lacks")
     if len(arrays) != 1 or len(metrics) != 1:
         raise Unusable(
             "reply", f"{len(arrays)} ArrayRecords and {len(metrics)} MetricRecords, where one of each is due"
@@ -128,11 +129,10 @@ def read(node: int, content: RecordDict, weight_key: str | None) -> ReplyContent
         payload=payload,
         tag=tag,
         metrics_key=metrics_key,
-        metrics=MetricRecord({name: value for name, value in own.items() if not name.startswith("fedfq-")}),
+        metrics=_without_ours(own),
         weight_key=weight_key,
         weight=1.0 if weight_key is None else own.get(weight_key),
         nmse=float(nmse) if isinstance(nmse, (int, float)) and 0 <= nmse <= WORST_NMSE else None,
-        settled=own.get(SETTLED) == 1,
     )
 
 
@@ -150,6 +150,8 @@ def select_evaluations(replies: Iterable[Message], weight_key: str | None) -> li
     sound = []
     for reply in replies:
         if reply.has_content():
+            for key, record in reply.content.metric_records.items():
+                reply.content[key] = _without_ours(record)
             metrics = list(reply.content.metric_records.values())
             weight = metrics[0].get(weight_key) if len(metrics) == 1 and weight_key is not None else 1.0
             if len(metrics) == 1 and _is_weight(weight):
@@ -164,6 +166,10 @@ def select_evaluations(replies: Iterable[Message], weight_key: str | None) -> li
         if kinds != usual:
             _say_dropped(reply, f"it has {_in_words(kinds)}; most have {_in_words(usual)}")
     return [reply for reply, kinds in sound if kinds == usual]
+
+
+def _without_ours(metrics: MetricRecord) -> MetricRecord:
+    return MetricRecord({name: value for name, value in metrics.items() if not name.startswith("fedfq-")})
 
 
 def _say_dropped(reply: Message, why: str) -> None:
@@ -181,7 +187,6 @@ class RoundLedger:
         self._dropped: list[tuple[int, str, str]] = []
         self._failed: list[tuple[int, str]] = []
         self._reweighted: list[int] = []
-        self.unsettled: set[int] = set()
 
     def add_upload(self, content: RecordDict) -> None:
         self._sizes.append(size(content))
@@ -194,8 +199,6 @@ class RoundLedger:
         _say_if_less(answer.node, "weight", claimed, answer.weight)
         if answer.weight != claimed:
             self._reweighted.append(answer.node)
-        if not answer.settled:
-            self.unsettled.add(answer.node)
 
     def add_failure(self, node: int, reason: str | None) -> None:
         """Note a reply that is an error; nothing is logged, as the strategy does so."""
@@ -205,20 +208,14 @@ class RoundLedger:
         message = printable(message)  # some of it may be the client's own words
         log(WARNING, "fedfq: the reply of node %s is dropped (%s): %s", node, reason, message)
         self._dropped.append((node, reason, message))
-        if reason == "basis":  # perhaps it has another initial model
-            self.unsettled.add(node)
 
     @property
     def accepted(self) -> list[int]:
         return [answer.node for answer in self._answers]
 
-    @property
-    def settled(self) -> set[int]:
-        return {answer.node for answer in self._answers if answer.settled}
-
-    def arrivals(self, models: int) -> Arrivals:
+    def arrivals(self, downlink_bytes: int) -> Arrivals:
         dropped = [(node, f"{reason}: {message}") for node, reason, message in self._dropped]
-        return Arrivals(models, sum(self._sizes), self.accepted, dropped + self._failed)
+        return Arrivals(downlink_bytes, sum(self._sizes), self.accepted, dropped + self._failed)
 
     def metrics(self, own: MetricRecord | None) -> MetricRecord:
         """The strategy's metrics and ours."""

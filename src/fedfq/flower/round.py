@@ -15,7 +15,7 @@ from fedfq.codec.shared_basis import SharedBasis
 from fedfq.session import derive_basis
 
 from . import limits
-from .arrays import Decoded, NDArray, add_update, as_dtype, packed_views
+from .arrays import Decoded, NDArray, add_update, as_dtype
 from .limits import UNSCALED, Pair
 from .protocol import fits
 from .replies import ReplyContent, Unusable
@@ -26,6 +26,10 @@ T = TypeVar("T")
 class ServerRound:
     """What the server knows in a round.
 
+    base      the server's model: what strategies see is this plus updates, whatever clients trained from
+    given     the model that clients trained from
+    initial   the one that they began with; None where there is no shared basis
+
     A payload is decoded twice: by `measure`, one tensor at a time, to see whether it is sound and how long it is; and,
     once the lengths of all are known, when it is added up or read.
     """
@@ -33,13 +37,15 @@ class ServerRound:
     def __init__(
         self,
         base: Mapping[str, NDArray],
-        initial: Array | None,
+        given: Mapping[str, NDArray],
+        initial: Mapping[str, NDArray] | None,
         max_norm: float | None,
         clipping_norm: float | None,
         takes_sketches: bool,
     ) -> None:
         self.base = base
         self.tokens: dict[int, list[bytes]] = {}  # of every node, for as many replies
+        self._given = given
         self._initial = initial
         self._max_norm = max_norm
         self._clipping_norm = clipping_norm
@@ -126,5 +132,5 @@ class ServerRound:
         except PayloadError as error:
             if error.reason != "basis" or self._basis is not None or self._initial is None:
                 raise
-        self._basis = derive_basis(self.base, packed_views(self._initial))
+        self._basis = derive_basis(self._given, self._initial)
         return use(self._basis)

@@ -1,7 +1,8 @@
 """The server's half: `Compressed` stands around any strategy and gives it ordinary models for payloads.
 
-Down, the model is packed into one Array for all nodes, with a few numbers for each. Up, a reply's payload is decoded
-against the model of the round. Strategies that average as FedAvg does never see single replies: payloads are added up
+Down, a node is sent what leads to the model from what it holds, in one Array (`downlink.py`), and clients train from an
+approximation of the model. Up, a reply's payload is decoded and added to the model itself, which nothing degrades: that
+is what strategies see. Strategies that average as FedAvg does never see single replies: payloads are added up
 one at a time, in the memory of one model. All others get Arrays that are decoded when they are read. Before, each
 payload was decoded once to see whether it is sound and how long it is: no client owns the mean (`limits.py`).
 """
@@ -13,7 +14,7 @@ from collections.abc import Iterable
 from logging import ERROR, INFO
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
@@ -36,15 +37,18 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.codec.format.layout import raw_bytes
 from fedfq.codec.tensors import specs
-from fedfq.federation.downlink import models_sent
 
-from .arrays import digest, pack, views
+from .arrays import size, views
+from .downlink import AllBits, Differences, Downlink
+from .exchange import Exchange
 from .limits import DEFAULT_MULTIPLE, UNSCALED, Limits
-from .protocol import ORDER, TrainOrder, new_token
+from .protocol import ORDER, ModelOrder, TrainOrder, new_token
 from .replies import Arrivals, Kinds, ReplyContent, RoundLedger, Unusable, read, select_evaluations, usual_kinds
 from .round import ServerRound
 
 PRIVACY = (DifferentialPrivacyFixedClippingBase, DifferentialPrivacyAdaptiveBase)
+DOWN_BYTES, LEFT_OUT = "fedfq-down-bytes", "fedfq-left-out"
+PATIENCE_S = 3600.0  # for a round, where nobody says; Flower's own
 Answered = tuple[Message, ReplyContent]  # a reply, and what was read in it
 JUDGES = (FedMedian, FedTrimmedAvg, Krum, MultiKrum, Bulyan, *PRIVACY)
 
@@ -56,7 +60,11 @@ class NothingAccepted(FedFQError):
 class Compressed(Strategy):
     """Let `strategy` work with clients that have `fedfq_mod`.
 
-    shared_basis     send a node the initial model once, so that it can use the shared basis of later rounds
+    down_ratio       float32 bytes of the model / bytes of a message, at least; None: 128, but 4 KB or more (`Broadcast`
+                     says which messages may be longer). 1: all bits of the model, each time
+    initial_ratio    how many times smaller than float32 the initial model is sent to nodes that do not make it. What
+                     that decodes to is the initial model for the server as well. None: all of its bits
+    shared_basis     let payloads be in the directions in which the model has moved since the initial one
     max_norm         drop updates whose Euclidean norm, over all floating-point tensors, is larger
     norm_multiple    an update that is longer than so many times the median of its round is scaled down to that;
                      integers are judged by themselves. None: finite numbers may be as large as float32 allows
@@ -66,8 +74,10 @@ class Compressed(Strategy):
     It is the outermost wrapper: `Compressed(DifferentialPrivacyServerSideFixedClipping(FedAvg(...), ...))`. A reply
     that cannot be used is dropped, with node and reason in the log, and the round goes on with the others. The
     aggregated metrics have, besides the strategy's own, `fedfq-bytes` (of all payloads, dropped ones too),
-    `fedfq-ratio` (of them all), `fedfq-nmse` (the clients' median, of values from 0 to 1.1), `fedfq-norm-median` and
-    `fedfq-norm-largest` (as they were sent), `fedfq-share-largest` (of the weights, as they count), and how many
+    `fedfq-ratio` (of them all), `fedfq-down-bytes` (of all Arrays to the nodes, those of evaluations since the last
+    round too), `fedfq-left-out` (what nodes lack of the model, as energy over that of a round's change), `fedfq-nmse`
+    (the clients' median, of values from 0 to 1.1), `fedfq-norm-median` and `fedfq-norm-largest` (as they were sent),
+    `fedfq-share-largest` (of the weights, as they count), and how many
     replies were `fedfq-dropped`, `fedfq-scaled` or `fedfq-reweighted`. Where that is not 0, `fedfq-dropped-nodes` and
     so on say whose, and there is a count for every reason, such as `fedfq-dropped-checksum`.
 
@@ -85,6 +95,8 @@ class Compressed(Strategy):
         self,
         strategy: Strategy,
         *,
+        down_ratio: float | None = None,
+        initial_ratio: float | None = None,
         shared_basis: bool = True,
         max_norm: float | None = None,
         norm_multiple: float | None = DEFAULT_MULTIPLE,
@@ -99,7 +111,14 @@ class Compressed(Strategy):
         for name, multiple in (("norm_multiple", norm_multiple), ("weight_multiple", weight_multiple)):
             if multiple is not None and not multiple >= 1:
                 raise ValueError(f"{name} must be at least 1, or None for no limit; got {multiple!r}")
+        for name, ratio in (("down_ratio", down_ratio), ("initial_ratio", initial_ratio)):
+            if ratio is not None and not ratio >= 1:
+                raise ValueError(f"{name} must be at least 1, got {ratio!r}")
+        if down_ratio == 1 and initial_ratio is not None:
+            raise ValueError("initial_ratio does not go with a down_ratio of 1")
         self.strategy = strategy
+        self.down_ratio = down_ratio
+        self.initial_ratio = initial_ratio
         self.shared_basis = shared_basis
         self.max_norm = max_norm
         self.norm_multiple = norm_multiple
@@ -108,17 +127,19 @@ class Compressed(Strategy):
         self._useful_rounds = 0  # in which an update was accepted
         self._useless_rounds = 0
         self._is_wrapped = False  # another strategy was started, and stands around this one
+        self._timeout_s = PATIENCE_S
         self._begin()
 
     def _begin(self) -> None:
         """A new training: nothing is known of the nodes."""
         self._number = 0  # the round of the last model that was sent
-        self._initial: Array | None = None  # the first one, packed
-        self._initial_digest = ""
-        self._settled: set[int] = set()  # nodes that have it, or do not want it
+        self._downlink: Downlink | None = None
+        self._exchange: Exchange | None = None  # between configure and aggregate
+        self._down_bytes = 0  # since the last round of training
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
         self._round: ServerRound | None = None  # between configure_train and aggregate_train
-        self._models = 0  # that were sent in this round
+        self._with_mod: set[int] = set()  # nodes whose evaluation has the mod
+        self._without_mod: set[int] = set()  # nodes whose evaluation has none
         self._kinds: Counter[Kinds] = Counter()  # of records and metrics, of all replies that were accepted
         self._limits = Limits(self.norm_multiple, self.weight_multiple)
         self.last = Arrivals(0, 0, [], [])
@@ -126,6 +147,7 @@ class Compressed(Strategy):
     def start(self, *args: Any, **options: Any) -> Result:
         """Run the federation, as `Strategy.start` does."""
         self._starts = True
+        self._timeout_s = _timeout(*args, **options)
         self._useful_rounds = self._useless_rounds = 0
         try:
             result = super().start(*args, **options)
@@ -141,7 +163,8 @@ class Compressed(Strategy):
     def summary(self) -> None:
         # Flower asks the strategy that it starts for a summary, and that one asks those inside.
         self._is_wrapped = not self._starts
-        log(INFO, "\t├──> fedfq: payloads from the clients, one packed Array to them")
+        log(INFO, "\t├──> fedfq: payloads from the clients, and one Array to them")
+        log(INFO, "\t│\t├── Ratio of the way down: %s", self.down_ratio or "128, but 4 KB or more")
         log(INFO, "\t│\t├── Shared basis: %s", self.shared_basis)
         log(INFO, "\t│\t├── Largest norm of an update: %s", self.max_norm)
         log(INFO, "\t│\t├── Largest norm in multiples of the median: %s", self.norm_multiple)
@@ -156,45 +179,50 @@ class Compressed(Strategy):
                 "Compressed must be the outermost strategy: write Compressed(Other(strategy)), not "
                 "Other(Compressed(strategy)); a privacy wrapper around it would clip payloads instead of models"
             )
+        if server_round <= self._number:
+            self._begin()
+        if self._downlink is None:
+            downlink = self._make_downlink(arrays)
+            arrays = downlink.start  # what the initial model is for everybody
+        else:
+            downlink = self._downlink
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         if not messages:
             return messages
-        if server_round <= self._number:
-            self._begin()
-        self._number = server_round
         key, model = _find_model(messages)
-        packed = pack(model)
-        model_digest = digest(packed) if self.shared_basis else ""
-        if self.shared_basis and self._initial is None:
-            self._initial, self._initial_digest = packed, model_digest
+        downlink.advance(model)
+        self._downlink, self._number = downlink, server_round
         clipping_norm = _clipping_norm(messages[0].content)
         sketch = _is_linear(self.strategy) and self.max_norm is None and clipping_norm is None
-        self._round = ServerRound(views(model), self._initial, self.max_norm, clipping_norm, sketch)
-        records = {1: ArrayRecord({"model": packed})}
-        if self._initial is not None:
-            records[2] = ArrayRecord({"model": packed, "initial": self._initial})
-        nodes = [message.metadata.dst_node_id for message in messages]
-        models = models_sent(nodes, self._settled, model_digest != self._initial_digest)
-        self._models = sum(models.values())
-        for node, message in zip(nodes, messages):  # they share one content; what differs from node to node is small
-            record = records[models[node]]
+        initial = downlink.initial if self.shared_basis else None
+        round_ = ServerRound(views(model), downlink.model, initial, self.max_norm, clipping_norm, sketch)
+
+        def make(node: int, content: RecordDict) -> RecordDict:
             token = new_token()
-            self._round.tokens.setdefault(node, []).append(token)
+            round_.tokens.setdefault(node, []).append(token)
             accepted = self._accepted.get(node, 0)
-            order = TrainOrder(server_round, accepted, model_digest, self._initial_digest, sketch, token)
-            message.content = RecordDict({**message.content, key: record, ORDER: ConfigRecord(order._asdict())})
+            order = TrainOrder(server_round, downlink.digest, accepted, self.shared_basis, sketch, token)
+            return _with_order(content, key, downlink.record(node), order)
+
+        self._round, self._exchange = round_, Exchange(grid, self._timeout_s, downlink, messages, make)
         return messages
+
+    def _make_downlink(self, initial: ArrayRecord) -> Downlink:
+        if self.down_ratio == 1:
+            return AllBits(initial, self.shared_basis)
+        return Differences(initial, self.down_ratio, self.initial_ratio)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         round_, self._round = self._round, None
-        if round_ is None:
+        exchange, self._exchange = self._exchange, None
+        if round_ is None or exchange is None:
             return self.strategy.aggregate_train(server_round, replies)
         averages = _averages(self.strategy) and round_.can_be_averaged
         ledger = RoundLedger(raw_bytes(specs(round_.base)))
         # In the order of nodes: sums depend on it in their last bits, and who answers first has no say.
-        arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        arrived = sorted(exchange.complete(replies), key=lambda reply: reply.metadata.src_node_id)
         passed = [reply for reply in arrived if reply.has_error()]
         for reply in passed:
             ledger.add_failure(reply.metadata.src_node_id, reply.error.reason)
@@ -211,10 +239,14 @@ class Compressed(Strategy):
         if arrays is not None:
             arrays = round_.average() if averages else round_.restore_dtypes(arrays)
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
-        self._settled = (self._settled | ledger.settled) - ledger.unsettled
-        self.last = ledger.arrivals(self._models)
+        down_bytes, self._down_bytes = self._down_bytes + exchange.bytes, 0
+        self.last = ledger.arrivals(down_bytes)
         self._count_round(server_round)
-        return arrays, ledger.metrics(metrics)
+        all_metrics = ledger.metrics(metrics)
+        all_metrics[DOWN_BYTES] = down_bytes
+        if self._downlink is not None and self._downlink.left_out is not None:
+            all_metrics[LEFT_OUT] = self._downlink.left_out
+        return arrays, all_metrics
 
     def _count_round(self, number: int) -> None:
         """Say so if nothing came of a round."""
@@ -272,11 +304,41 @@ class Compressed(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the strategy has it: the app's evaluation need not have the mod."""
-        return self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        """As the strategy has it, but nodes with the mod are sent what leads to the model that they will train next."""
+        messages = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
+        packed = []
+        for message in messages:
+            if self._evaluates_with_mod(message.metadata.dst_node_id):
+                packed.append(message)
+            else:
+                self._down_bytes += size(message.content)
+        downlink = self._downlink
+        if not packed or not isinstance(downlink, Differences):
+            return messages
+        key, model = _find_model(packed)
+        downlink.advance(model)
+        order = ModelOrder(server_round, downlink.digest)
+
+        def make(node: int, content: RecordDict) -> RecordDict:
+            return _with_order(content, key, downlink.record(node), order)
+
+        self._exchange = Exchange(grid, self._timeout_s, downlink, packed, make, without_mod=True)
+        return messages
+
+    def _evaluates_with_mod(self, node: int) -> bool:
+        """As it did before; nodes that never evaluated are like most."""
+        if not isinstance(self._downlink, Differences) or node in self._without_mod:
+            return False
+        return node in self._with_mod or len(self._with_mod) >= len(self._without_mod)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy has it, of replies with the metrics that most have: one with others would end the run."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            replies = exchange.complete(replies)
+            self._down_bytes += exchange.bytes
+            self._without_mod |= exchange.without_mod
+            self._with_mod |= exchange.with_mod
         weight_key, _ = _find_keys(self.strategy)
         arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         kept = [reply for reply in arrived if reply.has_error()] + select_evaluations(arrived, weight_key)
@@ -311,6 +373,18 @@ def _find_model(messages: list[Message]) -> tuple[str, ArrayRecord]:
     if any(message.content.get(key) is not model for message in messages):
         raise ValueError("Compressed needs a strategy that sends the same model to all nodes of a round")
     return key, model
+
+
+def _with_order(content: RecordDict, key: str, record: ArrayRecord, order: TrainOrder | ModelOrder) -> RecordDict:
+    """What a node is sent: the strategy's content with this record in place of the model, and the order."""
+    return RecordDict({**content, key: record, ORDER: ConfigRecord(order._asdict())})
+
+
+def _timeout(
+    grid: Grid, initial_arrays: ArrayRecord, num_rounds: int = 3, timeout: float = PATIENCE_S, **_: Any
+) -> float:
+    """How many seconds a round may take, of the arguments of `Strategy.start`."""
+    return timeout
 
 
 def _clipping_norm(content: RecordDict) -> float | None:

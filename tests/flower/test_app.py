@@ -147,7 +147,7 @@ def test_the_first_rounds_payloads_are_those_of_the_inline_engine(tmp_path: Path
     ],
 )
 def test_the_ledger_counts_the_same_way_down_as_the_inline_engine(tmp_path: Path, given: dict) -> None:
-    """All that is sent, to a client that comes late too. Later payloads differ by some bytes, and names of tensors count."""
+    """All that is sent, to a client that comes late too. (Later payloads differ by some bytes, and names count.)"""
     config = Config.make(**SETTINGS | {"per_round": 2, "rounds": 5, "seed": 1} | given)
     run_on(make_grid(config), config, tmp_path / "here")
     run(config, tmp_path / "inline")

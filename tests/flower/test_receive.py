@@ -158,9 +158,7 @@ def test_a_damaged_file_costs_bytes_and_no_more(
     federation.round()
 
 
-def test_another_models_replica_is_not_taken_for_this_ones(
-    flower_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_models_replica_is_not_taken_for_this_ones(flower_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when another run has the same number, or somebody copied the file."""
     monkeypatch.setattr(client_memory, "MAX_STATE_BYTES", 0)
     other = Federation(nodes=1, initial=network(6), model=network(6))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fedfq.codec.ratio import DOWN_RATIO
 from fedfq.network.deployment import PORT, deployed
 from fedfq.network.links import inside, network
 from fedfq.network.measure import RATIO, STEPS, NetworkCell, measure
@@ -30,8 +31,9 @@ def test_rounds_through_shaped_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [line["round"] for line in lines] == [2]  # the first one does not count
     (line,) = lines
     assert line["round_s"] > STEPS * 0.05
-    assert line["downlink_bytes"] > 2 * RAW
-    assert 2 * RAW / RATIO < line["uplink_bytes"] < 2 * RAW / 10
+    for way, ratio in (("uplink", RATIO), ("downlink", DOWN_RATIO)):
+        assert 2 * 0.9 * RAW / ratio < line[f"{way}_bytes"] < 2 * RAW / 10
+    assert line["payload_bytes"] + line["down_payload_bytes"] < 2 * RAW * (1 / RATIO + 1 / DOWN_RATIO)
     assert line["encode_s"] > 0
     assert left_behind() == [] and list(tmp_path.iterdir()) == []
 

@@ -8,6 +8,7 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedfq.codec.ratio import DOWN_RATIO, LEAST_BYTES
 from fedfq.network.plan import (
     ACKNOWLEDGEMENT,
     HEADERS,
@@ -34,7 +35,7 @@ def test_one_client_is_a_sum() -> None:
 
 def test_the_codec_takes_its_time_where_it_is_used() -> None:
     setting = replace(MILLION, encode_seconds=0.3, decode_seconds=0.1)
-    assert simulate(setting, 64).seconds == pytest.approx(MEGABITS / 100 + 0.3 + MEGABITS / 64 / 10 + 0.1)
+    assert simulate(setting, 64).seconds == pytest.approx(MEGABITS / DOWN_RATIO / 100 + 0.3 + MEGABITS / 640 + 0.1)
     assert simulate(setting, 1).seconds == pytest.approx(MEGABITS / 100 + MEGABITS / 10)
 
 
@@ -67,8 +68,8 @@ def test_clients_that_start_at_different_moments_share_a_link_less() -> None:
 
 
 def test_bytes_are_those_of_all_clients_with_acknowledgements() -> None:
-    found = simulate(replace(MILLION, clients=3), 100)
-    up, down = 4e4 * HEADERS, 4e6 * HEADERS
+    found = simulate(replace(MILLION, clients=3, down_ratio=50), 100)
+    up, down = 4e4 * HEADERS, 8e4 * HEADERS
     assert found.uplink_bytes == pytest.approx(3 * (up + ACKNOWLEDGEMENT * down))
     assert found.downlink_bytes == pytest.approx(3 * (down + ACKNOWLEDGEMENT * up))
 
@@ -166,9 +167,16 @@ def test_where_the_codec_costs_more_than_it_saves_nothing_is_recommended() -> No
 
 
 def test_a_thousandth_of_the_bytes_does_not_make_a_symmetric_link_faster_than_its_downlink() -> None:
-    """Compression of the uplink alone wins at most half there."""
+    """Compression of the uplink alone wins at most half there; that of both ways is worth more."""
     setting = replace(MILLION, clients=16, downlink_mbps=10)
-    assert simulate(setting, 1).seconds / simulate(setting, 1024).seconds < 2
+    whole = simulate(setting, 1).seconds
+    assert whole / simulate(replace(setting, down_ratio=1), 1024).seconds < 2
+    assert whole / simulate(setting, 1024).seconds > 100
+
+
+def test_small_models_go_down_in_four_kilobytes_or_as_they_are() -> None:
+    for parameters, expected in ((100, 400), (20_000, LEAST_BYTES), (10**6, 4e6 / DOWN_RATIO)):
+        assert replace(MILLION, parameters=parameters).sizes(64)[1] == pytest.approx(HEADERS * expected)
 
 
 def test_clients_of_a_large_federation() -> None:

@@ -17,12 +17,13 @@ from fedfq.flower.engine import simulate
 
 Row = dict[str, Any]
 CLIENTS = 10
-RATIO, WIRE_RATIO = 256, 64  # the default of `fedfq_mod`; and one at which payloads are not small beside the protocol
+RATIO = 256  # the default of `fedfq_mod`
+MODELS = {"ResNet-20": "resnet20", "10 M parameters": "40x500"}  # that are sent over a wire
 
 TITLES = {
     "simulation": f"A round in Flower's simulation, {CLIENTS} clients, without and with fedfq at {RATIO}x",
     "server_memory": "Memory of a server that averages 50 replies, above what it had before, in models",
-    "wire": f"Bytes of one client in one round, on the wire, at {WIRE_RATIO}x",
+    "wire": "Bytes of one client in one round: of its Arrays, and at the server's interface",
 }
 
 
@@ -40,7 +41,8 @@ def run(quick: bool, say: Say) -> Row:
     result["server_memory"] = [server_memory(1_000_000 if quick else 11_000_000)]
     say("bytes on the wire")
     try:
-        result["wire"] = [wire(offload) for offload in (True, False)]
+        names = list(MODELS)[: 1 if quick else None]
+        result["wire"] = [wire(name, variant) for name in names for variant in ("fedavg", "fedfq")]
     except (ValueError, RuntimeError) as error:  # what was measured so far is not lost
         say(f"not measured: {error}")
     return result
@@ -57,24 +59,31 @@ def simulation(label: str, parameters: int, training: bool, repeats: int) -> Row
     return {"case": label, **best, "ratio": best["fedfq_s"] / best["fedavg_s"]}
 
 
-def wire(offload: bool) -> Row:
-    """What a client sends in a round: a million parameters in 100 tensors, by the counters of the server's link.
+def wire(model: str, variant: str) -> Row:
+    """What passes the server's link for one client in a round, all of Flower's requests, headers and acknowledgements.
 
-    With the acknowledgements of the model that it receives, and all of Flower's requests. The median of the rounds.
+    The mean of rounds after the first.
     """
     from fedfq.network.deployment import deployed
     from fedfq.network.links import network
 
     clients, fast = 2, 1000.0
-    settings = {"variant": "fedfq", "rounds": 8, "ratio": WIRE_RATIO, "tensors": 100}
+    settings = {"variant": variant, "rounds": 8, "ratio": RATIO, "model": MODELS[model]}
     settings |= {"steps": 0, "step-seconds": 0.0, "slow-motion": 1.0}
-    with network(clients, fast, fast, offload=offload) as machines, deployed(machines) as deployment:
+    with network(clients, fast, fast) as machines, deployed(machines) as deployment:
         rounds = deployment.run(settings)[1:]
-    sent, payload = (
-        float(np.median([each[key] for each in rounds])) / clients for key in ("uplink_bytes", "payload_bytes")
-    )
-    packets = "many as one, as network cards do" if offload else "one by one"
-    return {"packets": packets, "payload": payload, "sent": sent, "bar": 1.3 * payload + 25_000}
+
+    def per_client(key: str) -> float:
+        return float(np.mean([each[key] for each in rounds])) / clients
+
+    return {
+        "model": model,
+        "sent as": "float32" if variant == "fedavg" else f"fedfq, {RATIO}x up",
+        "payload up": per_client("payload_bytes"),
+        "interface up": per_client("uplink_bytes"),
+        "payload down": per_client("down_payload_bytes"),
+        "interface down": per_client("downlink_bytes"),
+    }
 
 
 SERVER_MEMORY = """

@@ -11,12 +11,11 @@ from fedfq.codec.codec import Codec
 from fedfq.codec.errors import BudgetError
 from fedfq.codec.format.layout import DIGEST_BYTES, raw_bytes
 from fedfq.codec.format.message import EXACT, HELD, MOST_STEPS, NOTHING, Message, Step, hash_model, write_exact
-from fedfq.codec.ratio import LEAST_BYTES
+from fedfq.codec.ratio import down_bytes
 from fedfq.types import Array
 
 from .held import Held, State, read_model, read_numbers, reading_state
 
-RATIO = 128  # float32 bytes / message bytes, where no ratio is given; but LEAST_BYTES
 # What clients' model lacks of w, over the energy of a round's change: with more, the next anchor is due if that helps.
 TOO_MUCH = 4.0
 HELPS = 2.0  # what is left out is as many times more than with a fresh anchor
@@ -69,8 +68,7 @@ class Broadcast:
         if ratio is not None:
             Codec(ratio=ratio)  # refuses what is no ratio
         self._may_grow = ratio is None
-        raw = raw_bytes(start.layout)
-        self._budget = (max(raw // RATIO, LEAST_BYTES) if ratio is None else int(raw / ratio)) - OVERHEAD
+        self._budget = down_bytes(raw_bytes(start.layout), ratio) - OVERHEAD
         self._true = self._anchor = self._held = start
         self._digests = [hash_model(start.arrays)]  # of all versions
         self._anchors = [Anchor(0, payload)]

@@ -7,7 +7,7 @@ outer products that all clients share, a few of its own, and noise, in shares th
     one-parameter    a model of one parameter: what Flower takes whatever is sent
     fedavg           ResNet-20 as float32, in one Array
     fedavg-tensors   the same tensor by tensor, as a Flower app does that gives no thought to it
-    fedfq            with `fedfq_mod` and `Compressed`
+    fedfq            with `fedfq_mod` and `Compressed`; clients make the initial model themselves
 
 No PyTorch in here: it would only take memory.
 """
@@ -34,7 +34,7 @@ from fedfq.codec.codec import Codec
 from fedfq.codec.decode import Accumulator
 from fedfq.codec.shared_basis import SharedBasis
 from fedfq.flower import Compressed, fedfq_mod
-from fedfq.flower.arrays import record, tensors
+from fedfq.flower.arrays import record, size, tensors
 from fedfq.network.links import counters
 from fedfq.types import Array as NDArray
 
@@ -43,6 +43,7 @@ MEETING_POLL_S = 0.05
 TIMEOUT_S = 600.0  # for a round
 RANK, COMMON, OWN, NOISE = 4, 0.7, 0.6, 0.4  # of an update: ranks, and shares of its norm
 UPDATE_SIZE = 0.01  # an update's norm over the model's
+RESNET20 = "resnet20"
 
 
 # The model
@@ -190,7 +191,8 @@ def _meet(folder: Path, what: str, number: int, clients: int) -> float:
 def compress(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     if context.run_config["variant"] != "fedfq":
         return call_next(message, context)
-    return fedfq_mod(float(context.run_config["ratio"]))(message, context, call_next)
+    config = context.run_config
+    return fedfq_mod(float(config["ratio"]), initial=_model(str(config["model"])))(message, context, call_next)
 
 
 client = ClientApp(mods=[keep_pace, compress])
@@ -223,7 +225,7 @@ def main(grid: Grid, context: Context) -> None:
     strategy: Strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
     if variant == "fedfq":
         strategy = Compressed(strategy)
-    model = {"weight": np.zeros(1, np.float32)} if variant == "one-parameter" else _model(int(config["tensors"]))
+    model = {"weight": np.zeros(1, np.float32)} if variant == "one-parameter" else _model(str(config["model"]))
     arrays = record(flat(model) if variant == "fedavg" else model)
     with open(str(config["out"]), "a", buffering=1) as file:
         for round_ in range(1, int(config["rounds"]) + 1):
@@ -231,12 +233,13 @@ def main(grid: Grid, context: Context) -> None:
             file.write(json.dumps(line) + "\n")
 
 
-def _model(tensors: int) -> dict[str, NDArray]:
-    """ResNet-20, or so many tensors of 10,000 entries."""
-    if tensors == 0:
+def _model(name: str) -> dict[str, NDArray]:
+    """ResNet-20, or so many square matrices of so many rows, as in "40x500"."""
+    if name == RESNET20:
         return resnet20(0)
+    count, side = map(int, name.split("x"))
     rng = np.random.default_rng(0)
-    return {f"layer{k}": rng.standard_normal((100, 100), np.float32) for k in range(tensors)}
+    return {f"layer{k}": rng.standard_normal((side, side), np.float32) for k in range(count)}
 
 
 def measure_round(
@@ -249,12 +252,14 @@ def measure_round(
     """
     began, cpu, (received, sent) = time.time(), busy_seconds(), counters()
     messages = list(strategy.configure_train(round_, arrays, ConfigRecord(), grid))
+    down_payload = sum(size(message.content) for message in messages)
     replies, arrivals = _exchange(grid, messages)
     if failed := [reply for reply in replies if reply.has_error()]:
         raise RuntimeError(f"round {round_}: {len(failed)} of {len(replies)} clients failed: {failed[0].error.reason}")
     metrics: list[Any] = [reply.content["metrics"] for reply in replies]
+    payload = sum(size(reply.content) for reply in replies)
     aggregation = time.time()
-    aggregated, summary = strategy.aggregate_train(round_, replies)
+    aggregated, _ = strategy.aggregate_train(round_, replies)
     if aggregated is None:
         raise RuntimeError(f"round {round_}: no reply could be used")
     aggregation = time.time() - aggregation
@@ -271,7 +276,8 @@ def measure_round(
         "flower_s": (cpu - aggregation - sum(each["cpu-s"] for each in metrics)) / (os.cpu_count() or 1),
         "uplink_bytes": received_now - received,
         "downlink_bytes": sent_now - sent,
-        "payload_bytes": None if summary is None else summary.get("fedfq-bytes"),
+        "payload_bytes": payload,
+        "down_payload_bytes": down_payload,
     }
 
 

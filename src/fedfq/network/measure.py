@@ -126,7 +126,7 @@ def measure(cell: NetworkCell) -> list[dict[str, Any]]:
         "steps": STEPS,
         "step-seconds": cell.step_seconds,
         "ratio": RATIO,
-        "tensors": 0,  # ResNet-20's
+        "model": "resnet20",
         "slow-motion": cell.slow_motion,
     }
     bandwidths = UPLINK_MBPS / cell.slow_motion, cell.downlink_mbps / cell.slow_motion

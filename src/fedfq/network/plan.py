@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import simpy
 
-from fedfq.codec.ratio import DEFAULT_RATIO, check_ratio
+from fedfq.codec.ratio import DEFAULT_RATIO, check_ratio, down_bytes
 from fedfq.types import Array as NDArray
 
 HEADERS = 1514 / 1448  # of Ethernet, IP and TCP: what a full packet takes over what it carries
@@ -48,6 +48,7 @@ class Setting:
     fixed_seconds: float = 0.0  # of a round, whatever is sent
     encode_seconds: float = 0.0  # of a client's whole update; nothing is encoded at a ratio of 1
     decode_seconds: float = 0.0
+    down_ratio: float | None = None  # of the model's way down, where a codec is; None: what `Broadcast` does by itself
     # Clients that look for work from time to time start at different moments, which spreads the load of a link: the
     # longest pause before download, steps and upload. With pauses, all begin their steps together (`app.keep_pace`).
     pauses: tuple[float, float, float] | None = None
@@ -62,14 +63,17 @@ class Setting:
         for name in ("latency_ms", "step_seconds", "fixed_seconds", "encode_seconds", "decode_seconds"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be 0 or more, got {getattr(self, name)!r}")
+        if self.down_ratio is not None:
+            check_ratio(self.down_ratio, "down_ratio")
         for lines in (self.own_uplinks, self.own_downlinks):
             if lines and len(lines) != self.clients:
                 raise ValueError(f"{len(lines)} lines for {self.clients} clients")
 
     def sizes(self, ratio: float) -> tuple[float, float]:
-        """What a client has to send and to receive, with headers."""
-        raw = 4 * self.parameters * HEADERS
-        return raw / ratio, raw
+        """What a client has to send and to receive, with headers; a ratio of 1 is float32 both ways."""
+        raw = 4 * self.parameters
+        down = raw if ratio == 1 else min(raw, down_bytes(raw, self.down_ratio))
+        return HEADERS * raw / ratio, HEADERS * down
 
 
 class PlannedRound(NamedTuple):

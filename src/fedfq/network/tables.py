@@ -6,12 +6,14 @@ Writes Markdown for docs/network.md, and all rows as JSON.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+from fedfq.codec.ratio import DOWN_RATIO
 from fedfq.files import write_bytes
 from fedfq.network.measure import (
     BY_TENSOR,
@@ -28,7 +30,11 @@ from fedfq.network.measure import (
 
 TITLES = {"access": "Downlink ten times the uplink", "symmetric": "Downlink as slow as the uplink"}
 TABLE_OF = {"fedavg": "table3", BY_TENSOR: "table3", "fedfq": "table4"}
-NAMES = {"fedavg": "float32, one Array", BY_TENSOR: "float32, tensor by tensor", "fedfq": f"fedfq {RATIO:g}x"}
+NAMES = {
+    "fedavg": "float32, one Array",
+    BY_TENSOR: "float32, tensor by tensor",
+    "fedfq": f"fedfq, {RATIO:g}x up, {DOWN_RATIO}x down",
+}
 
 
 # Flower's pauses between two looks for work, at most: a SuperNode's for a message (those of all clients are nearly in
@@ -59,12 +65,19 @@ class NetworkRow(NamedTuple):
     aggregate_s: float
     flower_s: float  # of all cores, for what Flower does and for passing packets on; the clock's seconds
     flower_fixed_s: float  # the same for the one-parameter model
-    uplink_bytes: float
+    uplink_bytes: float  # at the server's interface
     downlink_bytes: float
+    payload_bytes: float  # of Arrays
+    down_payload_bytes: float
 
     @property
     def less_fixed_s(self) -> float:
         return self.round_s - self.fixed_s
+
+    @property
+    def less_fixed_error_s(self) -> float:
+        """The standard error of that difference of two means."""
+        return math.sqrt((self.spread_s**2 + self.fixed_spread_s**2) / self.rounds)
 
     @property
     def uplink_s(self) -> float:
@@ -151,6 +164,8 @@ def _row(cell: NetworkCell, rounds: list[dict[str, Any]], alone: list[dict[str, 
         flower_fixed_s=average("flower_s", alone),
         uplink_bytes=average("uplink_bytes"),
         downlink_bytes=average("downlink_bytes"),
+        payload_bytes=average("payload_bytes"),
+        down_payload_bytes=average("down_payload_bytes"),
     )
 
 
@@ -217,15 +232,16 @@ def _cells_of(table: str, row: NetworkRow) -> dict[str, str]:
         "rounds measured": str(row.rounds),
         "round s": f"{row.round_s:.2f} ± {row.spread_s:.2f}",
         "of it Flower's fixed cost": f"{row.fixed_s:.2f} ± {row.fixed_spread_s:.2f}",
+        "less fixed cost": f"{row.less_fixed_s:.2f} ± {row.less_fixed_error_s:.2f}",
         "of it steps (emulated)": f"{row.compute_s:.2f}",
         "of it all else": f"{row.less_fixed_s - row.compute_s:.2f}",
         "clock stopped s": f"{row.stopped_s:.2f}",
         "last reply's way s": f"{row.delivery_s:.2f} (one parameter: {row.delivery_fixed_s:.2f})",
         "encode s": f"{row.encode_s:.3f}",
         "decode, aggregate s": f"{row.aggregate_s:.3f}",
-        "uplink MB": f"{row.uplink_bytes / 1e6:.3f}",
+        "uplink MB (its payloads)": f"{row.uplink_bytes / 1e6:.3f} ({row.payload_bytes / 1e6:.3f})",
         "uplink busy s": f"{row.uplink_s:.3f}",
-        "downlink MB": f"{row.downlink_bytes / 1e6:.2f}",
+        "downlink MB (its payloads)": f"{row.downlink_bytes / 1e6:.3f} ({row.down_payload_bytes / 1e6:.3f})",
         "epoch s, less fixed": f"{row.epoch_less_fixed_s:.1f}",
         "epoch s": f"{row.epoch_s:.1f}",
         "epoch s, paper": f"{PAPER[table][row.clients]:g}" if of_paper else "",

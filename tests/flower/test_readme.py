@@ -4,10 +4,12 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
 
+from fedfq.flower.arrays import size
 from fedfq.flower.protocol import TAG_BYTES
 from tests.flower.local import LocalGrid
 
@@ -17,6 +19,12 @@ CLIENT = """
 import torch
 from flwr.app import ArrayRecord, MetricRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Linear(400, 300)
+
 
 app = ClientApp()
 
@@ -96,17 +104,35 @@ def test_there_are_four_lines() -> None:
     assert sum(kind == "+" for changes in diff().values() for kind, _ in changes) <= 4
 
 
+RAW = 4 * 301 * 300
+
+
+def run(name: str, changes: dict[str, list[tuple[str, str]]], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, LocalGrid]:
+    """The app with these changes; the server's result, and the grid that it was trained on."""
+    client = loaded("client_app", patched(CLIENT, changes.get("client_app.py", [])))
+    server = loaded("server_app", patched(SERVER, changes.get("server_app.py", [])))
+    monkeypatch.setitem(sys.modules, "client_app", client)
+    grid = LocalGrid(client.app, nodes=3)
+    server.app(grid, Context(run_id=7, node_id=0, node_config={}, state=RecordDict(), run_config={}))
+    return server.result, grid
+
+
 def test_with_them_the_quickstart_trains_as_before_with_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    losses, metrics = {}, {}
+    losses, metrics, sent = {}, {}, {}
     for name, changes in (("stock", {}), ("fedfq", diff())):
-        client = loaded("client_app", patched(CLIENT, changes.get("client_app.py", [])))
-        server = loaded("server_app", patched(SERVER, changes.get("server_app.py", [])))
-        monkeypatch.setitem(sys.modules, "client_app", client)
-        grid = LocalGrid(client.app, nodes=3)
-        server.app(grid, Context(run_id=7, node_id=0, node_config={}, state=RecordDict(), run_config={}))
-        metrics[name] = server.result.train_metrics_clientapp
+        result, grid = run(name, changes, monkeypatch)
+        metrics[name], sent[name] = result.train_metrics_clientapp, sum(size(each.content) for each in grid.log)
         losses[name] = [metrics[name][round_]["train_loss"] for round_ in range(1, 5)]
     assert losses["fedfq"][0] == losses["stock"][0]
     assert losses["fedfq"] == pytest.approx(losses["stock"], rel=0.05)
     assert losses["stock"][-1] < 0.8 * losses["stock"][0]
     assert all(metrics["fedfq"][round_]["fedfq-bytes"] <= 3 * (4096 + TAG_BYTES) for round_ in range(1, 5))
+    assert sent["fedfq"] - 3 * RAW < 0.1 * (sent["stock"] - 3 * RAW)  # all but the initial model, evaluations too
+
+
+def test_with_one_more_line_the_initial_model_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    (said,) = re.findall(r"`(fedfq_mod\(initial=\w+\))`", README.read_text())
+    changes = diff()
+    changes["client_app.py"] = [(kind, line.replace("fedfq_mod()", said)) for kind, line in changes["client_app.py"]]
+    _, grid = run("initial", changes, monkeypatch)
+    assert max(size(message.content) for message in grid.log) < RAW / 10

@@ -84,7 +84,13 @@ def test_the_initial_model_may_be_a_function_or_a_module(kept: str) -> None:
     torch.manual_seed(1)
     module = torch.nn.Linear(30, 20)
     model = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    for initial in (module, lambda: module, lambda: model):
+
+    class Net(torch.nn.Linear):
+        def __init__(self) -> None:
+            torch.manual_seed(1)
+            super().__init__(30, 20)
+
+    for initial in (module, lambda: module, lambda: model, Net):
         federation = Federation(initial=initial, model=model)
         assert set(federation.round(1).values()) == {28}
 

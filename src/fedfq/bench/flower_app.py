@@ -28,7 +28,8 @@ def compress(message: Message, context: Context, call_next: ClientAppCallable) -
     """fedfq where the server speaks it."""
     if ORDER not in message.content:
         return call_next(message, context)
-    return fedfq_mod(int(context.run_config["ratio"]))(message, context, call_next)
+    mod = fedfq_mod(int(context.run_config["ratio"]), initial=initial_model(*_choice(context)))
+    return mod(message, context, call_next)
 
 
 client = ClientApp(mods=[compress])
@@ -47,7 +48,7 @@ def train(message: Message, context: Context) -> Message:
 def main(grid: Grid, context: Context) -> None:
     """Seconds per round, the first of each kind left out: it loads and compiles."""
     config = context.run_config
-    model = record(_network_state() if config["training"] else make_up_model(int(config["parameters"])))
+    model = record(initial_model(*_choice(context)))
     seconds: dict[str, list[float]] = {"fedavg": [], "fedfq": []}
     for _ in range(int(config["repeats"])):
         for name, strategy in (("fedavg", _fedavg()), ("fedfq", Compressed(_fedavg()))):
@@ -57,6 +58,20 @@ def main(grid: Grid, context: Context) -> None:
             )
             seconds[name] += np.diff(times)[1:].tolist()
     Path(str(config["out"])).write_text(json.dumps(seconds))
+
+
+def _choice(context: Context) -> tuple[bool, int]:
+    return bool(context.run_config["training"]), int(context.run_config["parameters"])
+
+
+@lru_cache(maxsize=1)
+def initial_model(training: bool, parameters: int) -> dict[str, Any]:
+    """The same in every process, so that nobody has to be sent it."""
+    if not training:
+        return make_up_model(parameters)
+    from fedfq.federation.client import state
+
+    return state(_make_network())
 
 
 def _fedavg() -> FedAvg:
@@ -88,8 +103,7 @@ def step(shape: tuple[int, int]) -> Any:
 # Ten real steps of SimpleCNN, on noise
 
 
-@lru_cache(maxsize=1)
-def _network() -> Any:
+def _make_network() -> Any:
     import torch
 
     from fedfq.tasks.models import SimpleCNN
@@ -99,10 +113,7 @@ def _network() -> Any:
     return SimpleCNN()
 
 
-def _network_state() -> dict[str, Any]:
-    from fedfq.federation.client import state
-
-    return {name: value.copy() for name, value in state(_network()).items()}
+_network = lru_cache(maxsize=1)(_make_network)  # that a process trains
 
 
 def _trained_network(model: dict[str, Any]) -> dict[str, Any]:

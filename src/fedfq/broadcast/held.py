@@ -130,6 +130,11 @@ class Held(NamedTuple):
         return as_in(self.layout, copies)
 
 
+def makes_models(initial: Any) -> bool:
+    """Whether it is a function, or a class, that gives the initial model, and not that model."""
+    return callable(initial) and (isinstance(initial, type) or not hasattr(initial, "state_dict"))
+
+
 def held_dtype(spec: Spec) -> np.dtype[Any]:
     return SINGLE if spec.is_float else spec.dtype
 

@@ -11,7 +11,7 @@ from fedfq.codec.errors import PayloadError
 from fedfq.codec.format.message import EXACT, NOTHING, Message, hash_model, read_exact
 from fedfq.types import Array
 
-from .held import Held, State, read_model, read_numbers, reading_state
+from .held import Held, State, makes_models, read_model, read_numbers, reading_state
 
 ANCHOR, LAST = "anchor/", "last"  # of a state
 
@@ -39,7 +39,7 @@ class Replica:
     """
 
     def __init__(self, initial: Any | Callable[[], Any]) -> None:
-        makes = callable(initial) and (isinstance(initial, type) or not hasattr(initial, "state_dict"))
+        makes = makes_models(initial)
         self._make = initial if makes else None
         self._anchor: Held | None = None if makes else Held.of(initial)  # None: the initial model, made when needed
         self._like: Held | None = None  # without its arrays

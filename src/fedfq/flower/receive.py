@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 
-from fedfq.broadcast.held import Held
+from fedfq.broadcast.held import Held, makes_models
 from fedfq.broadcast.replica import Replica
 from fedfq.codec.decode import decode
 from fedfq.codec.errors import PayloadError
@@ -54,7 +54,7 @@ class Receiver:
 
     make: Any
     keeps_initial: bool
-    _made: list[Held] = field(default_factory=list)
+    _made: list[tuple[Held, str]] = field(default_factory=list)  # what `make` gave, once it was asked, and its digest
 
     def receive(self, order: ModelOrder | TrainOrder, parcel: ArrayRecord, context: Context) -> Received:
         """Raises `Lacking`, or `Refusal` for what no server of this version sends."""
@@ -124,9 +124,10 @@ class Receiver:
         if self.make is None:
             return None
         if not self._made:
-            makes = callable(self.make) and not hasattr(self.make, "state_dict")
-            self._made.append(Held.of(self.make() if makes else self.make))
-        return self._made[0] if digest(self._made[0].arrays) == wanted else None
+            made = Held.of(self.make() if makes_models(self.make) else self.make)
+            self._made.append((made, digest(made.arrays)))
+        made, found = self._made[0]
+        return made if found == wanted else None
 
     def _initial(self, wanted: str, memory: Memory) -> Held | None:
         """The initial model, made here or kept."""

@@ -78,7 +78,8 @@ def test_tables_are_beside_the_papers_and_say_what_was_emulated(tmp_path: Path) 
     assert "| 18.6 |" in written["table3.md"] and "| 9.42 |" in written["table4.md"]
     assert "steps (emulated)" in written["table3.md"] and "Flower's fixed cost" in written["table3.md"]
     assert "Measured: flwr 1.41.0." in written["table3.md"]
-    assert "31.2x shorter" in written["table4.md"]
+    assert "| 10.20 → 5.70 | 1.79x |" in written["table4.md"]
+    assert "| 1,169 → 38 | 1,250 → 1,250 |" in written["table4.md"]
     assert "| 10.20 ± 0.28 |" in written["prediction.md"]
 
 

@@ -232,7 +232,7 @@ def _cells_of(table: str, row: NetworkRow) -> dict[str, str]:
         "rounds measured": str(row.rounds),
         "round s": f"{row.round_s:.2f} ± {row.spread_s:.2f}",
         "of it Flower's fixed cost": f"{row.fixed_s:.2f} ± {row.fixed_spread_s:.2f}",
-        "less fixed cost": f"{row.less_fixed_s:.2f} ± {row.less_fixed_error_s:.2f}",
+        "less fixed cost": _less_fixed(row),
         "of it steps (emulated)": f"{row.compute_s:.2f}",
         "of it all else": f"{row.less_fixed_s - row.compute_s:.2f}",
         "clock stopped s": f"{row.stopped_s:.2f}",
@@ -253,19 +253,28 @@ def _gains(rows: list[NetworkRow], row: NetworkRow) -> dict[str, str]:
     without = found.get((_title(row), row.clients, "fedavg"))
     if without is None:
         return {}
+    of_paper = row.clients in CLIENTS
     return {
         "clients": str(row.clients),
-        "uplink busy": f"{without.uplink_s / row.uplink_s:.1f}x shorter",
+        "round s": f"{without.round_s:.2f} → {row.round_s:.2f}",
         "round": f"{without.round_s / row.round_s:.2f}x",
-        "round less fixed cost": _times(without.less_fixed_s, row.less_fixed_s),
-        "round less fixed cost and steps": _times(
-            without.less_fixed_s - without.compute_s, row.less_fixed_s - row.compute_s
-        ),
+        "less fixed cost s": f"{_less_fixed(without)} → {_less_fixed(row)}",
+        "less fixed cost": _times(without.less_fixed_s, row.less_fixed_s),
+        "and less steps": _times(without.less_fixed_s - without.compute_s, row.less_fixed_s - row.compute_s),
+        "kB up per client": _per_client(without.uplink_bytes, row.uplink_bytes, row.clients),
+        "kB down per client": _per_client(without.downlink_bytes, row.downlink_bytes, row.clients),
         "encode + decode": f"{row.codec_share:.1%} of the round",
-        "paper, epoch": f"{PAPER['table3'][row.clients] / PAPER['table4'][row.clients]:.2f}x"
-        if row.clients in CLIENTS
-        else "",
+        "paper, epoch": f"{PAPER['table3'][row.clients] / PAPER['table4'][row.clients]:.2f}x" if of_paper else "",
     }
+
+
+def _less_fixed(row: NetworkRow) -> str:
+    return f"{row.less_fixed_s:.2f} ± {row.less_fixed_error_s:.2f}"
+
+
+def _per_client(without: float, with_: float, clients: int) -> str:
+    """At the server's interface."""
+    return f"{without / clients / 1e3:,.0f} → {with_ / clients / 1e3:,.0f}"
 
 
 def _times(without: float, with_: float) -> str:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 FEDAVG = "fedavg"
 FEDFQ = "fedfq"  # as a row of Table 2: the column's choice, `Column.fedfq`
-# Behind a method's name: the model on its way down is compressed too, as the method has it, or so many times ("+down@64")
+# Behind a method's name: the model goes down compressed too, as the method has it, or so many times ("+down@64")
 DOWN = "+down"
 VALIDATION_SEED = 7
 GB = 1024.0  # MB, as the paper counts them

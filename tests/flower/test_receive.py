@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 from fedfq.broadcast.server import Broadcast
 from fedfq.flower import Compressed, fedfq_mod
 from fedfq.flower import memory as client_memory
-from fedfq.flower.arrays import blob, pack
+from fedfq.flower.arrays import blob, digest, pack
 from fedfq.flower.protocol import LACKS, MODEL, ORDER
 from tests.flower.local import LocalGrid, app, drift, record
 from tests.updates import Array as NDArray
@@ -69,9 +69,17 @@ def test_who_makes_the_initial_model_is_never_sent_it(kept: str) -> None:
         assert max(federation.round().values()) < RAW / 4
 
 
-@pytest.mark.parametrize(
-    "initial", [None, network(6), lambda: network(6)], ids=["none", "another one", "made as another one"]
-)
+OTHERS = {
+    "none": None,
+    "another one": network(6),
+    "made as another one": lambda: network(6),
+    "with other names": {f"module.{name}": value for name, value in INITIAL.items()},
+    "of other shapes": INITIAL | {"fc.weight": INITIAL["fc.weight"].reshape(144, 40)},
+    "of other floats": {name: v.astype(np.float64) if v.dtype == np.float32 else v for name, v in INITIAL.items()},
+}
+
+
+@pytest.mark.parametrize("initial", OTHERS.values(), ids=list(OTHERS))
 def test_who_cannot_make_it_is_sent_it_once(kept: str, initial: Any) -> None:
     federation = Federation(initial=initial)
     assert min(federation.round().values()) > RAW
@@ -93,6 +101,40 @@ def test_the_initial_model_may_be_a_function_or_a_module(kept: str) -> None:
     for initial in (module, lambda: module, lambda: model, Net):
         federation = Federation(initial=initial, model=model)
         assert set(federation.round(1).values()) == {28}
+
+
+def test_a_module_of_bfloat16_is_not_the_servers_model_of_float32(kept: str) -> None:
+    torch = pytest.importorskip("torch")
+    module = torch.nn.Linear(30, 20).bfloat16()
+    model = {name: tensor.float().numpy() for name, tensor in module.state_dict().items()}
+    federation = Federation(initial=module, model=model)
+    federation.round()
+    federation.round()
+    assert federation.seen[1]["weight"].dtype == np.float32
+
+
+@pytest.mark.parametrize("initial", [42, [1, 2], lambda: None, lambda: 1 / 0, {"fc.weight": np.full(3, np.nan)}])
+def test_what_gives_no_initial_model_is_said_in_one_line(initial: Any) -> None:
+    grid = LocalGrid(app([fedfq_mod(32, initial=initial)]), 1)
+    strategy = Compressed(FedAvg(min_train_nodes=1, min_available_nodes=1))
+    (reply,) = grid.send_and_receive(strategy.configure_train(1, record(INITIAL), ConfigRecord(), grid))
+    assert "initial= gives no model" in reply.error.reason
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_nodes_and_server_have_the_same_bits_from_the_first_round_on(kept: str, dtype: Any) -> None:
+    model = {name: (value / 3).astype(dtype) if value.dtype == np.float32 else value for name, value in INITIAL.items()}
+    federation = Federation(initial=None, model=model)
+    for _ in range(3):
+        federation.round()
+
+
+def test_a_model_with_an_infinite_mask_may_go_down_with_all_its_bits(kept: str) -> None:
+    federation = Federation(initial=None, model=INITIAL | {"mask": np.full(5, -np.inf, np.float32)}, down_ratio=1)
+    messages = list(federation.strategy.configure_train(1, federation.model, ConfigRecord(), federation.grid))
+    federation.grid.app = app([fedfq_mod(32)], lambda model, *_: model | {"mask": np.zeros(5, np.float32)})
+    for reply in federation.grid.send_and_receive(messages):
+        assert not reply.has_error() or "not finite" in reply.error.reason
 
 
 def test_an_initial_model_that_is_sent_smaller_is_the_servers_too(kept: str) -> None:
@@ -224,6 +266,30 @@ def test_a_message_for_another_node_is_answered_with_what_is_held(what: str, kep
     message.content["arrays"] = ArrayRecord({"message": blob(data, MODEL)})
     (reply,) = grid.send_and_receive([message])
     assert LACKS in reply.content and not grid.contexts[1].state
+
+
+def test_an_initial_model_that_is_not_finite_is_not_kept(kept: str, flower_home: Path) -> None:
+    broken = INITIAL | {"fc.bias": np.full(40, np.nan, np.float32)}
+    grid, message = first_message()
+    message.content["arrays"] = ArrayRecord({"model": pack(record(INITIAL)), "initial": pack(record(broken))})
+    message.content[ORDER] = ConfigRecord({**message.content[ORDER], "initial": digest(broken)})
+    grid.send_and_receive([message])
+    assert not grid.contexts[1].state and not any(path.is_file() for path in flower_home.rglob("*"))
+
+
+def test_an_initial_model_of_another_layout_is_refused(kept: str) -> None:
+    grid, message = first_message()
+    large = {"w": np.zeros((300, 300), np.float32)}
+    message.content["arrays"] = ArrayRecord({"model": pack(record(INITIAL)), "initial": pack(record(large))})
+    message.content[ORDER] = ConfigRecord({**message.content[ORDER], "initial": digest(large)})
+    (reply,) = grid.send_and_receive([message])
+    assert "other tensors" in reply.error.reason and not grid.contexts[1].state
+
+
+def test_an_error_instead_of_a_model_is_refused(kept: str) -> None:
+    grid, _ = first_message()
+    message = Message(Error(0, "nothing"), reply_to=Message(RecordDict(), dst_node_id=1, message_type="train"))
+    assert "without a model" in grid.app(message, grid.contexts[1]).error.reason
 
 
 def test_an_older_message_is_not_followed(kept: str) -> None:

@@ -111,9 +111,10 @@ def train(message, context):
 messages = list(strategy.configure_train(1, model, ConfigRecord(), Nodes()))
 context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
 tokens = [message.content[ORDER]["token"] for message in messages]
-first = fedfq_mod(64)(messages[0], context, train)
+initial = {name: array.numpy() for name, array in model.items()}
+first = fedfq_mod(64, initial=initial)(messages[0], context, train)
 payload = bytes(unseal(next(iter(first.content["arrays"].values())).data)[0])
-del context
+del context, initial
 def replies():
     for message, token in zip(messages, tokens):
         sealed = seal(payload, token)

@@ -35,7 +35,8 @@ class Broadcast:
     """The server's half.
 
     model          the initial one: a module, or a mapping from names to arrays
-    ratio          float32 bytes / a message's for who has its anchor, at least; 128 by default, but 4 KB or more.
+    ratio          float32 bytes / a message's for who has its anchor, at least; 128 by default, but 4 KB or more. Where
+                   integers and statistics change so much that they alone take more, a message is as long as they need.
                    An anchor is the version that messages are relative to. A new one comes when clients lack too much of
                    the model, every ten rounds or so: who missed it is sent it as well
     initial_ratio  by default clients hold the initial model, or are sent all of its bits. With a ratio, they are sent a
@@ -67,7 +68,6 @@ class Broadcast:
         self.left_out = 0.0  # energy of what clients' model lacks of w, over that of a round's change
         if ratio is not None:
             Codec(ratio=ratio)  # refuses what is no ratio
-        self._may_grow = ratio is None
         self._budget = down_bytes(raw_bytes(start.layout), ratio) - OVERHEAD
         self._true = self._anchor = self._held = start
         self._digests = [hash_model(start.arrays)]  # of all versions
@@ -75,7 +75,7 @@ class Broadcast:
         self._last = b""
         self._change = 0.0  # energy of a round's, in the mean
         self._fresh = 0.0  # what the first payload after the newest anchor left out
-        self._encode(start, start.with_others())  # a ratio that no payload can have is refused now
+        self._encode(start, start.with_others(), may_grow=ratio is None)  # what no payload can have is refused now
 
     @property
     def model(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Broadcast:
         self._change = mean
         self._digests.append(hash_model(held.arrays))
 
-    def _encode(self, anchor: Held, new: Held) -> tuple[bytes, Held]:
+    def _encode(self, anchor: Held, new: Held, *, may_grow: bool = True) -> tuple[bytes, Held]:
         """The difference, and what clients make of it."""
         difference = anchor.difference(new)
         budget = max(self._budget, 1)
@@ -115,7 +115,7 @@ class Broadcast:
             codec = Codec(max_bytes=budget, layout="digest", keep=())
             payload, change = codec.encode_and_decode(difference, self.version, None)
         except BudgetError as error:  # for integers and statistics
-            if not self._may_grow:
+            if not may_grow:
                 raise BudgetError(budget + OVERHEAD, error.minimum + OVERHEAD, error.raw) from None
             codec = Codec(max_bytes=error.minimum, layout="digest", keep=())
             payload, change = codec.encode_and_decode(difference, self.version, None)

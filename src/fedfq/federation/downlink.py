@@ -9,7 +9,6 @@ import numpy as np
 
 from fedfq.broadcast.held import read_numbers, reading_state
 from fedfq.broadcast.server import Broadcast
-from fedfq.codec.errors import BudgetError
 from fedfq.methods import Method, Order, State
 from fedfq.methods.method import ANY_ROUND
 from fedfq.methods.warm import make_up
@@ -106,8 +105,6 @@ class BroadcastDownlink(Downlink):
     def advance(self, theta: Model) -> None:
         try:
             self.broadcast.advance(theta)
-        except BudgetError:
-            raise
         except ValueError:  # the training diverged: clients go on with the last model that was finite
             return
         self.model = self.broadcast.model

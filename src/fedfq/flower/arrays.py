@@ -6,10 +6,11 @@ tensors travels as one Array, which holds the others' bytes as they are.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
@@ -19,7 +20,9 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from flwr.common.constant import SType
 from numpy.lib import format as npy
 
+from fedfq.codec.format.layout import Spec
 from fedfq.codec.format.message import hash_model
+from fedfq.codec.tensors import specs
 from fedfq.types import Array as NDArray
 
 from .protocol import MODEL
@@ -122,10 +125,14 @@ def _is_row(row: Any) -> bool:
     return is_text and size >= 0 and len(shape) <= MAX_DIMENSIONS and all(type(side) is int for side in shape)
 
 
-def digest(model: Mapping[str, NDArray]) -> str:
-    """A name for the bits of a model as nodes hold it: with float32 for all floats."""
-    wide = {name: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for name, a in model.items()}
-    return hash_model(wide).hex()
+def digest(model: Mapping[str, NDArray], layout: Sequence[Spec] | None = None) -> str:
+    """A name for a model as nodes hold it: its names, shapes, dtypes (`layout` says those of the caller, if they are
+    others), and its bits, of floats as float32."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = {name: a.astype(np.float32, copy=False) if a.dtype.kind == "f" else a for name, a in model.items()}
+    dtypes = {spec.name: str(spec.torch_dtype or spec.dtype) for spec in layout or specs(model)}
+    named = json.dumps([[name, dtypes[name].removeprefix("torch.")] for name in sorted(dtypes)])
+    return hashlib.sha256(hash_model(wide) + named.encode()).hexdigest()[:16]
 
 
 def views(record: Mapping[str, Array]) -> dict[str, NDArray]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from logging import ERROR
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -17,7 +18,6 @@ from flwr.common.logger import log
 from fedfq.broadcast.server import Broadcast
 from fedfq.codec.codec import Codec
 from fedfq.codec.decode import decode
-from fedfq.codec.errors import BudgetError
 
 from .arrays import NDArray, blob, digest, pack, record, views
 from .protocol import MODEL, UPDATE, HeldVersion
@@ -36,6 +36,10 @@ class Downlink(ABC):
         self._sent = sent  # the initial model, for who lacks it
         self._held: dict[int, int] = {}  # the version that a node acknowledged
         self._records: dict[tuple[int | None, bool], ArrayRecord] = {}  # that were made for the newest version
+
+    def fits(self, model: ArrayRecord) -> bool:
+        """Whether it has the tensors of the initial model."""
+        return _layout(model) == _layout(self.start)
 
     @abstractmethod
     def advance(self, model: ArrayRecord) -> None:
@@ -91,6 +95,7 @@ class Differences(Downlink):
         super().__init__(start, sent)
         self._broadcast = Broadcast(self.initial, ratio=ratio)
         self._true = self.initial
+        self.initial = self.model = self._broadcast.model  # in float32, as nodes hold it
         self._makes_initial: set[int] = set()  # nodes that do
         self._needs_initial: set[int] = set()  # nodes that do not
 
@@ -100,8 +105,6 @@ class Differences(Downlink):
             return
         try:
             self._broadcast.advance(new)
-        except BudgetError:
-            raise
         except ValueError as error:
             log(ERROR, "fedfq: nodes go on with the model that they hold: %s", error)
             return
@@ -131,3 +134,7 @@ class Differences(Downlink):
             self._needs_initial.add(node)
         elif node not in self._needs_initial:
             self._makes_initial.add(node)
+
+
+def _layout(model: ArrayRecord) -> dict[str, Any]:
+    return {name: (tuple(array.shape), array.dtype) for name, array in model.items()}

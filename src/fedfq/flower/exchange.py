@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from logging import INFO
 
@@ -13,8 +12,6 @@ from flwr.serverapp import Grid
 from .arrays import size
 from .downlink import Downlink
 from .protocol import HELD, LACKS, MODEL, HeldVersion
-
-LEAST_PATIENCE_S = 10.0  # for answers to second messages, however little of the round's time is left
 
 Make = Callable[[int, RecordDict], RecordDict]
 
@@ -36,14 +33,13 @@ class Exchange:
         without_mod: bool = False,
     ) -> None:
         self._grid = grid
-        self._deadline = time.monotonic() + timeout_s
+        self._timeout_s = timeout_s
         self._downlink = downlink
         self._make = make
         self._may_lack_mod = without_mod
         self._types = {message.metadata.dst_node_id: message.metadata.message_type for message in messages}
         self._originals = {message.metadata.dst_node_id: message.content for message in messages}
-        self.with_mod: set[int] = set()  # nodes that could read what they were sent
-        self.without_mod: set[int] = set()  # nodes that could not
+        self.without_mod: set[int] = set()  # nodes that could not read what they were sent
         self.bytes = 0
         for message in messages:
             node = message.metadata.dst_node_id
@@ -62,11 +58,10 @@ class Exchange:
                 second[node] = Message(content, node, self._types[node])
                 self.bytes += size(content)
         if second:
-            left = max(self._deadline - time.monotonic(), LEAST_PATIENCE_S)
-            kept += self._grid.send_and_receive(list(second.values()), timeout=left)
+            # With the time of a whole round: one that never answered may have used up that of the first messages.
+            kept += self._grid.send_and_receive(list(second.values()), timeout=self._timeout_s)
         for reply in kept:
             if reply.has_content() and (metric := _find_claim(reply.content)) is not None:
-                self.with_mod.add(reply.metadata.src_node_id)
                 self._downlink.acknowledge(reply.metadata.src_node_id, HeldVersion.read(metric))
         return kept
 

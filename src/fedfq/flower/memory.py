@@ -34,6 +34,7 @@ from .protocol import MODEL
 MAX_STATE_BYTES = 50_000_000  # what a Flower context keeps; larger memories go to disk
 MODELS_KEPT = 4  # the initial model, the replica's anchor, residuals of two rounds
 _NONE = np.zeros(0, np.uint8)
+ABANDONED_S = 3600.0  # a file that nobody has written to for so long will not be finished
 FORGOTTEN_S = 7 * 24 * 3600.0  # a run whose folder nobody has written to for so long is over
 
 
@@ -121,8 +122,13 @@ class OnDisk(Memory):
         self._node = f"{context.node_id:d}"
 
     def _make_folder(self) -> None:
-        """The run's folder. Who makes it clears away those of runs that are over."""
+        """The run's folder. Who makes it clears away those of runs that are over; what a killed process left half
+        written goes, too."""
         if self._folder.exists():
+            for path in self._folder.glob("*.part"):
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime > ABANDONED_S:
+                        path.unlink()
             return
         self._folder.mkdir(parents=True, exist_ok=True)
         for other in self._folder.parent.iterdir():

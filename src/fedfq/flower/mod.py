@@ -69,7 +69,7 @@ def fedfq_mod(
                     The default, unless one of these is asked for. Where the strategy does more than average (median,
                     Krum, Adam, clipping) or `max_norm` is given, the server says so, and payloads have no sketch
     error_feedback  add what one payload left out to the next one, the default unless unbiased; it is kept in
-                    `context.state` or, for models beyond 16 MB, on disk (`memory.py`)
+                    `context.state` or, for models beyond 12 MB, on disk (`memory.py`)
     gain            as in `Codec`; the default is "norm" unless unbiased
     seed            of the random numbers with which factors are sought and sketches are made; it need not differ
                     between clients, as sketches of different updates have numbers of their own
@@ -108,6 +108,8 @@ class FedFQMod:
         is_ours = message.has_content() and find_order(message.content) is not None
         try:
             if category == MessageType.TRAIN:
+                if not message.has_content():
+                    raise Refusal("a message of training without a model")
                 return self._train(message, context, call_next)
             if category == MessageType.EVALUATE and is_ours:
                 return self._evaluate(message, context, call_next)
@@ -189,8 +191,6 @@ class FedFQMod:
     def _shared_basis(self, order: TrainOrder, received: Received, given: Mapping[str, Array]) -> SharedBasis | None:
         """The basis, or None where there is none (yet): before the model has moved, or if the initial one was lost."""
         if not self.session.uses_initial or not order.basis or received.initial is None:
-            return None
-        if received.digest == order.initial:
             return None
         return _latest_basis.get((order.initial, received.digest), received.initial, given)
 

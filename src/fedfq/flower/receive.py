@@ -9,7 +9,7 @@ to be right.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from fedfq.broadcast.held import Held, makes_models
 from fedfq.broadcast.replica import Replica
 from fedfq.codec.decode import decode
 from fedfq.codec.errors import PayloadError
+from fedfq.codec.tensors import specs
 
 from .arrays import NDArray, digest, pack, packed_views, record, unpack
 from .memory import InState, Memory, OnDisk, memory_of
@@ -42,7 +43,7 @@ class Received(NamedTuple):
     memory: Memory
     held: HeldVersion  # what the server is told
     digest: str  # of the model
-    initial: Mapping[str, NDArray] | None  # the initial model, where it is there and of use
+    initial: Mapping[str, NDArray] | None  # the initial model, where it is there and the model has moved since
 
 
 @dataclass
@@ -70,19 +71,24 @@ class Receiver:
     ) -> Received:
         """All bits of the model. The initial one is kept if it comes beside it, or is the same."""
         with refusing():
-            given, views = unpack(packed), packed_views(packed)
-            memory = memory_of(context, views)
-        wants_basis = self.keeps_initial and isinstance(order, TrainOrder) and order.basis
-        found = digest(views) if wants_basis else ""
-        if wants_basis and sent is None and found == order.initial:
-            sent = packed
-        if sent is not None:
-            with refusing():
-                memory.keep_initial(order.initial, sent)
-
-        start = self._initial(order.initial, memory) if wants_basis else None
-        held = NOTHING_HELD if wants_basis and start is None else HeldVersion(0, order.initial)
-        return Received(ArrayRecord(given), memory, held, found, None if start is None else start.arrays)
+            given, views = ArrayRecord(unpack(packed)), packed_views(packed)
+            memory, held = memory_of(context, views), HeldVersion(0, order.initial)
+            if not (self.keeps_initial and isinstance(order, TrainOrder) and order.basis):
+                return Received(given, memory, held, "", None)
+            found = digest(views)
+            if found == order.initial:
+                sent = packed
+            if sent is None:
+                start = self._initial(order.initial, memory)
+                return Received(given, memory, NOTHING_HELD if start is None else held, found, _arrays(start))
+            if specs(packed_views(sent)) != specs(views):
+                raise Refusal("the server's initial model has other tensors than its model")
+            try:
+                start = Held.of(packed_views(sent))
+            except ValueError:  # it is not finite: there will be no basis, and it is not worth keeping
+                return Received(given, memory, held, found, None)
+            memory.keep_initial(order.initial, sent)
+            return Received(given, memory, held, found, None if sent is packed else start.arrays)
 
     def _receive_message(
         self, order: ModelOrder | TrainOrder, message: Array, sent: Array | None, context: Context
@@ -97,19 +103,19 @@ class Receiver:
             raise Lacking(NOTHING_HELD)
         with refusing():
             replica = _restore(start, None if sent is not None else memory.replica(order.initial))
-            before = HeldVersion(replica.version, replica.digest.hex())
+            before = _version(replica)
             try:
                 model = replica.receive(message.data)
             except PayloadError as error:
                 if error.reason == "held":
                     raise Lacking(before) from error
                 raise
-            held = HeldVersion(replica.version, replica.digest.hex())
+            held, found = _version(replica), record(model)
             if sent is not None:
                 memory.keep_initial(order.initial, sent)
             if sent is not None or held != before:
                 memory.keep_replica(order.initial, replica.state_dict())
-        return Received(record(model), memory, held, held.digest, start.arrays)
+        return Received(found, memory, held, held.digest, start.arrays if held.version else None)
 
     def _find_memory(self, initial: str, sent: Array | None, context: Context) -> Memory:
         if sent is not None:
@@ -124,8 +130,11 @@ class Receiver:
         if self.make is None:
             return None
         if not self._made:
-            made = Held.of(self.make() if makes_models(self.make) else self.make)
-            self._made.append((made, digest(made.arrays)))
+            try:
+                made = Held.of(self.make() if makes_models(self.make) else self.make)
+            except Exception as error:  # the app's own
+                raise Refusal(f"initial= gives no model: {type(error).__name__}: {error}") from error
+            self._made.append((made, digest(made.arrays, made.layout)))
         made, found = self._made[0]
         return made if found == wanted else None
 
@@ -141,11 +150,17 @@ def _restore(initial: Held, state: Mapping[str, NDArray] | None) -> Replica:
     """The replica of that state; one that holds the initial model if there is none, or a damaged one."""
     replica = Replica(initial)
     if state is not None:
-        try:
+        with suppress(ValueError):  # nothing has changed then
             replica.load_state_dict(state)
-        except ValueError:
-            return Replica(initial)
     return replica
+
+
+def _arrays(model: Held | None) -> Mapping[str, NDArray] | None:
+    return None if model is None else model.arrays
+
+
+def _version(replica: Replica) -> HeldVersion:
+    return HeldVersion(replica.version, replica.digest.hex())
 
 
 def _read_initial(sent: Array, order: ModelOrder | TrainOrder) -> Array:

@@ -44,7 +44,7 @@ class ServerRound:
         takes_sketches: bool,
     ) -> None:
         self.base = base
-        self.tokens: dict[int, list[bytes]] = {}  # of every node, for as many replies
+        self.tokens: dict[int, bytes] = {}  # of every node, for one reply
         self._given = given
         self._initial = initial
         self._max_norm = max_norm
@@ -81,11 +81,10 @@ class ServerRound:
         return limits.norms(pair[0] for pair in found), limits.norms(pair[1] for pair in found)
 
     def _use_token(self, answer: ReplyContent) -> None:
-        tokens = self.tokens.get(answer.node, [])
-        for token in tokens:
-            if fits(answer.payload, answer.tag, token):
-                tokens.remove(token)
-                return
+        token = self.tokens.get(answer.node)
+        if token is not None and fits(answer.payload, answer.tag, token):
+            del self.tokens[answer.node]
+            return
         raise Unusable("replay", "its tag is not of this round and node: it was made for another one, or sent twice")
 
     def add(self, answer: ReplyContent) -> ArrayRecord:

@@ -36,6 +36,7 @@ from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
 from fedfq.codec.errors import FedFQError, PayloadError
 from fedfq.codec.format.layout import raw_bytes
+from fedfq.codec.ratio import check_ratio
 from fedfq.codec.tensors import specs
 
 from .arrays import size, views
@@ -112,8 +113,8 @@ class Compressed(Strategy):
             if multiple is not None and not multiple >= 1:
                 raise ValueError(f"{name} must be at least 1, or None for no limit; got {multiple!r}")
         for name, ratio in (("down_ratio", down_ratio), ("initial_ratio", initial_ratio)):
-            if ratio is not None and not ratio >= 1:
-                raise ValueError(f"{name} must be at least 1, got {ratio!r}")
+            if ratio is not None:
+                check_ratio(ratio, name)
         if down_ratio == 1 and initial_ratio is not None:
             raise ValueError("initial_ratio does not go with a down_ratio of 1")
         self.strategy = strategy
@@ -138,7 +139,6 @@ class Compressed(Strategy):
         self._down_bytes = 0  # since the last round of training
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
         self._round: ServerRound | None = None  # between configure_train and aggregate_train
-        self._with_mod: set[int] = set()  # nodes whose evaluation has the mod
         self._without_mod: set[int] = set()  # nodes whose evaluation has none
         self._kinds: Counter[Kinds] = Counter()  # of records and metrics, of all replies that were accepted
         self._limits = Limits(self.norm_multiple, self.weight_multiple)
@@ -179,7 +179,7 @@ class Compressed(Strategy):
                 "Compressed must be the outermost strategy: write Compressed(Other(strategy)), not "
                 "Other(Compressed(strategy)); a privacy wrapper around it would clip payloads instead of models"
             )
-        if server_round <= self._number:
+        if server_round <= self._number or not (self._downlink is None or self._downlink.fits(arrays)):
             self._begin()
         if self._downlink is None:
             downlink = self._make_downlink(arrays)
@@ -190,6 +190,8 @@ class Compressed(Strategy):
         if not messages:
             return messages
         key, model = _find_model(messages)
+        if not downlink.fits(model):
+            raise ValueError("the strategy sends out another model than the one that it was given to train")
         downlink.advance(model)
         self._downlink, self._number = downlink, server_round
         clipping_norm = _clipping_norm(messages[0].content)
@@ -199,7 +201,7 @@ class Compressed(Strategy):
 
         def make(node: int, content: RecordDict) -> RecordDict:
             token = new_token()
-            round_.tokens.setdefault(node, []).append(token)
+            round_.tokens[node] = token
             accepted = self._accepted.get(node, 0)
             order = TrainOrder(server_round, downlink.digest, accepted, self.shared_basis, sketch, token)
             return _with_order(content, key, downlink.record(node), order)
@@ -306,13 +308,12 @@ class Compressed(Strategy):
     ) -> Iterable[Message]:
         """As the strategy has it, but nodes with the mod are sent what leads to the model that they will train next."""
         messages = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
-        packed = []
+        downlink, packed = self._downlink, []
         for message in messages:
-            if self._evaluates_with_mod(message.metadata.dst_node_id):
+            if isinstance(downlink, Differences) and self._evaluates_with_mod(downlink, message):
                 packed.append(message)
             else:
                 self._down_bytes += size(message.content)
-        downlink = self._downlink
         if not packed or not isinstance(downlink, Differences):
             return messages
         key, model = _find_model(packed)
@@ -325,11 +326,11 @@ class Compressed(Strategy):
         self._exchange = Exchange(grid, self._timeout_s, downlink, packed, make, without_mod=True)
         return messages
 
-    def _evaluates_with_mod(self, node: int) -> bool:
-        """As it did before; nodes that never evaluated are like most."""
-        if not isinstance(self._downlink, Differences) or node in self._without_mod:
-            return False
-        return node in self._with_mod or len(self._with_mod) >= len(self._without_mod)
+    def _evaluates_with_mod(self, downlink: Differences, message: Message) -> bool:
+        """Unless the node did not before, or what it is to evaluate is not the model that is trained."""
+        records = list(message.content.array_records.values())
+        is_trained = len(records) == 1 and downlink.fits(records[0])
+        return is_trained and message.metadata.dst_node_id not in self._without_mod
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """As the strategy has it, of replies with the metrics that most have: one with others would end the run."""
@@ -338,7 +339,6 @@ class Compressed(Strategy):
             replies = exchange.complete(replies)
             self._down_bytes += exchange.bytes
             self._without_mod |= exchange.without_mod
-            self._with_mod |= exchange.with_mod
         weight_key, _ = _find_keys(self.strategy)
         arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         kept = [reply for reply in arrived if reply.has_error()] + select_evaluations(arrived, weight_key)

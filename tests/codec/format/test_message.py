@@ -1,12 +1,14 @@
 """Messages: what is written is read, and nothing else is."""
 
+import hashlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedfq import PayloadError
-from fedfq.codec.format.layout import Spec
+from fedfq.codec.format.layout import Spec, digest
 from fedfq.codec.format.message import (
     EXACT,
     HELD,
@@ -88,9 +90,12 @@ def test_a_model_of_another_size_or_with_what_is_no_number_is_refused() -> None:
         read_exact(write_exact({"w": np.array([2], np.uint8)}), specs({"w": np.zeros(1, bool)}))
 
 
-def test_the_digest_is_of_bits_and_names_the_model_whatever_its_order() -> None:
+def test_the_digest_is_of_bits_names_and_shapes_whatever_their_order() -> None:
     backwards = dict(reversed(MODEL.items()))
     assert hash_model(MODEL) == hash_model(backwards)
     assert hash_model(MODEL | {"mask": ~MODEL["mask"]}) != hash_model(MODEL)
     assert hash_model({"w": np.array([0.0], np.float32)}) != hash_model({"w": np.array([-0.0], np.float32)})
-    assert hash_model({"w": np.zeros(0, np.float32)}).hex() == "e3b0c44298fc1c14"  # SHA-256 of nothing
+    assert hash_model({"w": np.zeros((2, 3), np.float32)}) != hash_model({"w": np.zeros((3, 2), np.float32)})
+    assert hash_model({"w": np.zeros(3, np.float32)}) != hash_model({"v": np.zeros(3, np.float32)})
+    empty = {"w": np.zeros(0, np.float32)}
+    assert hash_model(empty) == hashlib.sha256(digest(specs(empty))).digest()[:8]

@@ -17,7 +17,7 @@ import numpy as np
 from fedfq.types import Array
 
 from ..errors import PayloadError
-from .layout import DIGEST_BYTES, Spec, raw_bytes, sort_by_name
+from .layout import DIGEST_BYTES, Spec, digest, raw_bytes, sort_by_name
 from .reader import ByteReader, deflate, inflate, refuse_malformed, varint
 
 MAGIC = b"FD"
@@ -103,8 +103,9 @@ class Message(NamedTuple):
 
 
 def hash_model(model: Mapping[str, Array]) -> bytes:
-    """The digest of a model's bits: the same for the same numbers, on every machine."""
-    hashed = hashlib.sha256()  # processors have instructions for it
+    """The digest of a model's layout and bits: the same for the same model, on every machine."""
+    layout = digest([Spec(name, array.shape, array.dtype) for name, array in model.items()])
+    hashed = hashlib.sha256(layout)  # processors have instructions for it
     for name in sorted(model):
         array = model[name]
         little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

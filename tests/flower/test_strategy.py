@@ -547,8 +547,10 @@ def test_averaging_takes_less_than_two_models_for_any_number_of_replies():
     compressed, model = Compressed(FedAvg()), record(initial)
     for round_ in (1, 2):  # with a shared basis in the second
         reply, _ = grid.send_and_receive(compressed.configure_train(round_, model, ConfigRecord(), grid))
-        compressed._round.tokens[reply.metadata.src_node_id] *= 50  # as if it had been asked so often
         replies = [travelled(reply) for _ in range(50)]
+        for node, copy in enumerate(replies, 1):  # as if so many nodes had been asked
+            compressed._round.tokens[node] = compressed._round.tokens[reply.metadata.src_node_id]
+            copy.metadata.__dict__["_src_node_id"] = node
         tracemalloc.start()
         try:
             model, metrics = compressed.aggregate_train(round_, replies)

@@ -205,7 +205,8 @@ def train(message: Message, context: Context) -> Message:
     theta = tensors(message.content.array_records["arrays"])
     steps = int(context.run_config["steps"])
     if list(theta) == ["model"]:
-        new = flat(emulate_training(unflat(theta["model"], resnet20(0)), round_, number, steps))
+        like = _model(str(context.run_config["model"]))
+        new = flat(emulate_training(unflat(theta["model"], like), round_, number, steps))
     else:
         new = emulate_training(theta, round_, number, steps)
     made = record(new)

@@ -148,7 +148,7 @@ class Receiver:
 
 def _restore(initial: Held, state: Mapping[str, NDArray] | None) -> Replica:
     """The replica of that state; one that holds the initial model if there is none, or a damaged one."""
-    replica = Replica(initial)
+    replica = Replica(lambda: initial)  # so that its state has no copy of it
     if state is not None:
         with suppress(ValueError):  # nothing has changed then
             replica.load_state_dict(state)

@@ -1,5 +1,6 @@
 """The client's half of the way down: whatever a node holds, it trains from the server's bits, or says what it lacks."""
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,21 @@ def test_a_module_of_bfloat16_is_not_the_servers_model_of_float32(kept: str) -> 
     assert federation.seen[1]["weight"].dtype == np.float32
 
 
-@pytest.mark.parametrize("initial", [42, [1, 2], lambda: None, lambda: 1 / 0, {"fc.weight": np.full(3, np.nan)}])
+@pytest.mark.parametrize("initial", [42, [1, 2], "model.pt"])
+def test_what_is_no_model_is_refused_when_the_mod_is_made(initial: Any) -> None:
+    with pytest.raises(TypeError, match="initial must be a module"):
+        fedfq_mod(initial=initial)
+
+
+def test_an_initial_model_that_is_not_the_servers_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    federation = Federation(initial=network(6))
+    federation.round()
+    federation.round()
+    assert caplog.text.count("gives another model than the server's") == 1
+
+
+@pytest.mark.parametrize("initial", [lambda: None, lambda: 1 / 0, {"fc.weight": np.full(3, np.nan)}])
 def test_what_gives_no_initial_model_is_said_in_one_line(initial: Any) -> None:
     grid = LocalGrid(app([fedfq_mod(32, initial=initial)]), 1)
     strategy = Compressed(FedAvg(min_train_nodes=1, min_available_nodes=1))

@@ -239,6 +239,8 @@ def test_a_client_without_the_mod_is_told_what_to_add():
     messages = Compressed(FedAvg()).configure_train(1, record(network(5)), ConfigRecord(), grid)
     for reply in grid.send_and_receive(messages):
         assert "add fedfq.flower.fedfq_mod() to the mods of the ClientApp" in reply.error.reason
+    with pytest.raises(NothingAccepted, match=r"add fedfq.flower.fedfq_mod\(\) to the mods of the ClientApp"):
+        Compressed(FedAvg()).start(grid, record(network(5)), num_rounds=1)
 
 
 def test_a_model_that_cannot_travel_is_refused_by_name():
@@ -394,6 +396,18 @@ def test_integers_that_go_up_here_and_down_there(strategy, dtype):
     result = Compressed(strategy()).start(grid, record(model), num_rounds=1)
     count = arrays(result.arrays)["count"]
     assert count.tolist() == [8 if strategy is FedAvg else 9, 120] and count.dtype == dtype
+
+
+@pytest.mark.parametrize("wrong", [FedAvg, None, "FedAvg"])
+def test_what_is_no_strategy_is_refused(wrong):
+    with pytest.raises(TypeError, match="goes around a strategy"):
+        Compressed(wrong)
+
+
+@pytest.mark.parametrize("ratio", ["auto", 0.5, float("inf"), float("nan")])
+def test_what_is_no_ratio_is_refused(ratio):
+    with pytest.raises((TypeError, ValueError), match="down_ratio must be"):
+        Compressed(FedAvg(), down_ratio=ratio)
 
 
 def test_trees_are_refused():

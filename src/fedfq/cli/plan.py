@@ -89,7 +89,8 @@ def plan(
     """How long will a round take, and what ratio should I choose?
 
     Simulates a round at every ratio, 1 being float32 both ways: download, local steps, encoding, upload, decoding. The
-    model goes down as to a client that missed no round. Prints time and bytes, and recommends the smallest ratio whose
+    model goes down as to a client that missed no round. Prints time and bytes, with the acknowledgements of the other
+    way, and recommends the smallest ratio whose
     round takes at most 5% longer than the fastest: less compression is more exact.
     """
     if scale:

@@ -93,6 +93,8 @@ def fedfq_mod(
     Its metrics in the reply: `fedfq-bytes`; `fedfq-ratio`; `fedfq-nmse`, the share of the energy of update and memory
     that the payload leaves out, before the gain.
     """
+    if not (initial is None or callable(initial) or isinstance(initial, Mapping) or hasattr(initial, "state_dict")):
+        raise TypeError(f"initial must be a module, a mapping from names to arrays, or a function; got {initial!r:.60}")
     session = ClientSession(ratio, basis, unbiased, error_feedback, gain)
     return FedFQMod(session, seed, Receiver(initial, session.uses_initial))
 

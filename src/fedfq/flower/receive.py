@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.common.logger import log
 
 from fedfq.broadcast.held import Held, makes_models
 from fedfq.broadcast.replica import Replica
@@ -55,6 +57,7 @@ class Receiver:
 
     make: Any
     keeps_initial: bool
+    _warned: set[str] = field(default_factory=set)  # digests of initial models that `make` did not give
     _made: list[tuple[Held, str]] = field(default_factory=list)  # what `make` gave, once it was asked, and its digest
 
     def receive(self, order: ModelOrder | TrainOrder, parcel: ArrayRecord, context: Context) -> Received:
@@ -136,7 +139,12 @@ class Receiver:
                 raise Refusal(f"initial= gives no model: {type(error).__name__}: {error}") from error
             self._made.append((made, digest(made.arrays, made.layout)))
         made, found = self._made[0]
-        return made if found == wanted else None
+        if found == wanted:
+            return made
+        if wanted not in self._warned:
+            self._warned.add(wanted)
+            log(WARNING, "fedfq_mod: initial= gives another model than the server's, which is sent instead")
+        return None
 
     def _initial(self, wanted: str, memory: Memory) -> Held | None:
         """The initial model, made here or kept."""

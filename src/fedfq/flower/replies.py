@@ -16,7 +16,7 @@ from fedfq.codec.errors import FedFQError
 
 from .arrays import size
 from .limits import UNSCALED, Pair
-from .protocol import BYTES, LACKS, NMSE, RATIO, UPDATE, printable, unseal
+from .protocol import BYTES, LACKS, MODEL, NMSE, RATIO, UPDATE, printable, unseal
 
 DROPPED, SCALED, REWEIGHTED = "fedfq-dropped", "fedfq-scaled", "fedfq-reweighted"
 FAILED = "fedfq-failed"  # nodes that answered with an error, or not at all
@@ -28,7 +28,7 @@ WORST_NMSE = 1e6  # a payload of zeros has 1; a sketch of few bytes has many tim
 class Arrivals(NamedTuple):
     """What went out and came in in the last round."""
 
-    downlink_bytes: int  # of all Arrays that went out, those of evaluations since the round before too
+    downlink_bytes: int  # of all Arrays that went out
     uplink_bytes: int  # of all Arrays that came in, those of dropped replies too
     accepted: list[int]  # nodes
     dropped: list[tuple[int, str]]  # nodes, and why; those that failed themselves too
@@ -202,6 +202,8 @@ class RoundLedger:
 
     def add_failure(self, node: int, reason: str | None) -> None:
         """Note a reply that is an error; nothing is logged, as the strategy does so."""
+        if reason is not None and MODEL in reason:  # Flower's own words of an Array that no mod has unpacked
+            reason = "it cannot read what it was sent: add fedfq.flower.fedfq_mod() to the mods of the ClientApp"
         self._failed.append((node, printable(reason or "it failed")))
 
     def drop(self, node: int, reason: str, message: str) -> None:

@@ -75,10 +75,10 @@ class Compressed(Strategy):
     It is the outermost wrapper: `Compressed(DifferentialPrivacyServerSideFixedClipping(FedAvg(...), ...))`. A reply
     that cannot be used is dropped, with node and reason in the log, and the round goes on with the others. The
     aggregated metrics have, besides the strategy's own, `fedfq-bytes` (of all payloads, dropped ones too),
-    `fedfq-ratio` (of them all), `fedfq-down-bytes` (of all Arrays to the nodes, those of evaluations since the last
-    round too), `fedfq-left-out` (what nodes lack of the model, as energy over that of a round's change), `fedfq-nmse`
-    (the clients' median, of values from 0 to 1.1), `fedfq-norm-median` and `fedfq-norm-largest` (as they were sent),
-    `fedfq-share-largest` (of the weights, as they count), and how many
+    `fedfq-ratio` (of them all), `fedfq-down-bytes` (of all Arrays to the nodes; of evaluations, it is in their own
+    metrics), `fedfq-left-out` (what nodes lack of the model, as energy over that of a round's change), `fedfq-nmse`
+    (the clients' median; above 1 for payloads whose noise is larger than the update), `fedfq-norm-median` and
+    `fedfq-norm-largest` (as they were sent), `fedfq-share-largest` (of the weights, as they count), and how many
     replies were `fedfq-dropped`, `fedfq-scaled` or `fedfq-reweighted`. Where that is not 0, `fedfq-dropped-nodes` and
     so on say whose, and there is a count for every reason, such as `fedfq-dropped-checksum`.
 
@@ -103,6 +103,8 @@ class Compressed(Strategy):
         norm_multiple: float | None = DEFAULT_MULTIPLE,
         weight_multiple: float | None = DEFAULT_MULTIPLE,
     ) -> None:
+        if not isinstance(strategy, Strategy):
+            raise TypeError(f"Compressed goes around a strategy, as in Compressed(FedAvg(...)); got {strategy!r}")
         if isinstance(strategy, Compressed):
             raise ValueError("the strategy is Compressed already")
         if isinstance(strategy, (FedXgbBagging, FedXgbCyclic)):
@@ -136,7 +138,7 @@ class Compressed(Strategy):
         self._number = 0  # the round of the last model that was sent
         self._downlink: Downlink | None = None
         self._exchange: Exchange | None = None  # between configure and aggregate
-        self._down_bytes = 0  # since the last round of training
+        self._down_bytes = 0  # of Arrays to nodes that evaluate, as the strategy sends them
         self._accepted: dict[int, int] = {}  # the round of each node's last reply that was taken
         self._round: ServerRound | None = None  # between configure_train and aggregate_train
         self._without_mod: set[int] = set()  # nodes whose evaluation has none
@@ -241,11 +243,10 @@ class Compressed(Strategy):
         if arrays is not None:
             arrays = round_.average() if averages else round_.restore_dtypes(arrays)
             self._accepted.update(dict.fromkeys(ledger.accepted, server_round))
-        down_bytes, self._down_bytes = self._down_bytes + exchange.bytes, 0
-        self.last = ledger.arrivals(down_bytes)
+        self.last = ledger.arrivals(exchange.bytes)
         self._count_round(server_round)
         all_metrics = ledger.metrics(metrics)
-        all_metrics[DOWN_BYTES] = down_bytes
+        all_metrics[DOWN_BYTES] = exchange.bytes
         if self._downlink is not None and self._downlink.left_out is not None:
             all_metrics[LEFT_OUT] = self._downlink.left_out
         return arrays, all_metrics
@@ -309,6 +310,7 @@ class Compressed(Strategy):
         """As the strategy has it, but nodes with the mod are sent what leads to the model that they will train next."""
         messages = list(self.strategy.configure_evaluate(server_round, arrays, config, grid))
         downlink, packed = self._downlink, []
+        self._down_bytes = 0
         for message in messages:
             if isinstance(downlink, Differences) and self._evaluates_with_mod(downlink, message):
                 packed.append(message)
@@ -342,7 +344,8 @@ class Compressed(Strategy):
         weight_key, _ = _find_keys(self.strategy)
         arrived = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         kept = [reply for reply in arrived if reply.has_error()] + select_evaluations(arrived, weight_key)
-        return self.strategy.aggregate_evaluate(server_round, kept) if kept else None
+        metrics = self.strategy.aggregate_evaluate(server_round, kept) if kept else None
+        return None if metrics is None else MetricRecord({**metrics, DOWN_BYTES: self._down_bytes})
 
 
 def _judges(strategy: Strategy) -> bool:

@@ -7,7 +7,7 @@ import pytest
 
 from fedfq import Broadcast, Replica, methods
 from fedfq.broadcast.server import OVERHEAD
-from fedfq.federation.downlink import AUTO, BroadcastDownlink, Downlink, OwnDownlink, models_sent
+from fedfq.federation.downlink import AUTO, BroadcastDownlink, Downlink, OwnDownlink
 from tests.updates import Array, assert_identical, draw, raw_size
 
 Model = dict[str, Array]
@@ -30,11 +30,6 @@ def training(rounds: int) -> Iterator[Model]:
 
 
 # --- All bits, every time ----------------------------------------------------------------------------------
-
-
-def test_the_initial_model_goes_once_to_each_client_as_soon_as_it_is_another_one() -> None:
-    assert models_sent([1, 2, 3], settled=set(), moved=False) == {1: 1, 2: 1, 3: 1}
-    assert models_sent([1, 2, 3], settled={1, 3}, moved=True) == {1: 1, 2: 2, 3: 1}
 
 
 def test_all_bits_of_the_model_cost_the_same_in_every_round() -> None:

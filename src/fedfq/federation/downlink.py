@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -19,14 +19,6 @@ AUTO, OWN = "auto", "own"  # as a ratio: that of `Broadcast`; or as the method's
 Ratio = float | Literal["auto", "own"]
 
 
-def models_sent(clients: Iterable[int], settled: Collection[int], moved: bool) -> dict[int, int]:
-    """How many models each client is sent: the current one and, if that has moved since, the initial one beside it.
-
-    Those who are `settled` have the initial model, or do not want it.
-    """
-    return {client: 2 if moved and client not in settled else 1 for client in clients}
-
-
 class Downlink:
     """All bits of the model to everybody, every time."""
 
@@ -41,10 +33,10 @@ class Downlink:
         return 0
 
     def send(self, clients: Iterable[int]) -> dict[int, int]:
-        """The bytes that each of them is sent."""
+        """The bytes that each of them is sent: the model and, once it has moved, the initial one to who lacks that."""
         moved = self.uses_initial and not _same(self.model, self.initial)
         size = sum(value.nbytes for value in self.model.values())
-        return {client: models * size for client, models in models_sent(clients, self.held, moved).items()}
+        return {client: 2 * size if moved and client not in self.held else size for client in clients}
 
     def settle(self, client: int) -> None:
         """Its answer was accepted, so it has the initial model."""

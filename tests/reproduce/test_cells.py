@@ -144,6 +144,12 @@ def test_a_cell_sends_all_bits_down_unless_its_name_says_otherwise() -> None:
     assert Cell(IID, "fedfq@128+down", 0).folder(Path("out")) == Path("out/digits-iid/fedfq@128+down-0")
 
 
+def test_a_label_does_not_depend_on_the_order_in_which_options_were_written() -> None:
+    config = Cell(IID, "fedfq@128:error_feedback=true", 0).config
+    backwards = replace(config, options=dict(reversed(config.options.items())))
+    assert backwards.label == config.label == "fedfq@128:error_feedback=true"
+
+
 def test_a_cell_has_a_folder_of_its_own() -> None:
     assert Cell(IID, "fedfq-cgsa:claimed_ratio=32", 1).folder(Path("out")) == Path(
         "out/digits-iid/fedfq-cgsa-claimed_ratio=32-1"

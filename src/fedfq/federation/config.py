@@ -118,7 +118,7 @@ class Config:
     def label(self) -> str:
         """The method and its options in short, as `methods.parse` reads them."""
         defaults = methods.options_of(self.method)
-        options = {name: value for name, value in self.options.items() if name != "ratio"}
+        options = {name: self.options[name] for name in defaults if name != "ratio" and name in self.options}
         shown = {name: value for name, value in options.items() if None is not defaults[name] != value}
         open_ = [name for name in options if defaults[name] is None]
         for chosen in chain.from_iterable(combinations(open_, count) for count in range(len(open_) + 1)):

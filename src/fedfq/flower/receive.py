@@ -57,7 +57,7 @@ class Receiver:
 
     make: Any
     keeps_initial: bool
-    _warned: set[str] = field(default_factory=set)  # digests of initial models that `make` did not give
+    _has_warned: bool = False  # that `make` gives another model than the server's
     _made: list[tuple[Held, str]] = field(default_factory=list)  # what `make` gave, once it was asked, and its digest
 
     def receive(self, order: ModelOrder | TrainOrder, parcel: ArrayRecord, context: Context) -> Received:
@@ -141,8 +141,8 @@ class Receiver:
         made, found = self._made[0]
         if found == wanted:
             return made
-        if wanted not in self._warned:
-            self._warned.add(wanted)
+        if not self._has_warned:
+            self._has_warned = True
             log(WARNING, "fedfq_mod: initial= gives another model than the server's, which is sent instead")
         return None
 
